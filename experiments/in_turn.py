@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,25 +19,31 @@ def alone(folder: Path, name: str = "lock") -> Iterator[None]:
 
 
 def choosing_alone(folder: Path) -> None:
-    """From now on torch's compiler times what it chooses among while no other process of the run does: kernels of a few
-    microseconds that were timed beside others' were chosen by chance, for us and for the peer."""
+    """From now on torch's compiler times what it chooses among while no other process of the run does, and so do we: kernels of a
+    few microseconds that were timed beside others' were chosen by chance, for us and for the peer."""
     from torch._inductor.runtime import benchmarking
 
-    timer: Any = type(benchmarking.benchmarker)
-    real, inside = timer.benchmark_gpu, False
+    from search.measure import replays
 
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        nonlocal inside
-        if inside:
-            return real(*args, **kwargs)
-        with alone(folder, "choosing"):
-            inside = True
-            try:
+    inside = False
+
+    def by_itself(real: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if inside:
                 return real(*args, **kwargs)
-            finally:
-                inside = False
+            with alone(folder, "choosing"):
+                inside = True
+                try:
+                    return real(*args, **kwargs)
+                finally:
+                    inside = False
 
-    timer.benchmark_gpu = timed
+        return timed
+
+    timer: Any = type(benchmarking.benchmarker)
+    timer.benchmark_gpu = by_itself(timer.benchmark_gpu)
+    replays.in_turn = by_itself(replays.in_turn)
 
 
 def claimed(path: Path) -> bool:

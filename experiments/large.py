@@ -101,7 +101,7 @@ def prepared(name: str, folder: Path, most: float) -> tuple[dict[str, Any], dict
             row["eager_error"] = apart_by(module(*given, **named), exact)
     calls: dict[str, Callable[..., Any]] = {"eager": module}
     compilers = {
-        "ours": lambda: fuser.compile(module, given, example_kwargs=named),
+        "ours": lambda: fuser.compile(module, given, example_kwargs=named, effort="instant"),
         "inductor": lambda: torch.compile(module, dynamic=False),
     }
     for peer, compiler in compilers.items():

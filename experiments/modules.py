@@ -26,6 +26,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,7 @@ def prepared(name: str, dtype: Any, doors: Sequence[str], most: float = PATIENCE
     row["eager_error"] = error(calls["eager"](), exact)
     compilers: dict[str, Callable[[], Callable[..., Any]]] = {
         "ours": lambda: fuser.compile(module, given, example_kwargs=named),
+        "instant": lambda: fuser.compile(module, given, example_kwargs=named, effort="instant"),
         "own": lambda: own(module, given, named),
         "whole": lambda: whole(module, given, named),
         "door": lambda: torch.compile(module, backend=fuser.torch_backend, dynamic=False),
@@ -211,6 +213,7 @@ def prepared(name: str, dtype: Any, doors: Sequence[str], most: float = PATIENCE
                 row["plan"] = str(getattr(run, "plan", run))
                 realised = getattr(run, "realised", None)  # a piecewise module has none
                 row["estimate"] = realised and realised.candidate.us
+                row["beside"] = (beside := getattr(run, "beside", None)) and asdict(beside)
         except NotDifferentError:
             continue
         except Exception as caught:  # noqa: BLE001

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import nan
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Any
 
 from cost_model.refined import check_device
 from fuser.device import Device
@@ -22,9 +26,18 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.triton_source import generate_graph
 from fuser.pools import Children
 from fuser.pools import cores
+from fuser.runtime.places import within_bounds
 from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import accepted
+from search.beside import DOUBTED
+from search.beside import FAR_AHEAD
+from search.beside import file_of
+from search.beside import key_of
+from search.beside import may_be_measured
+from search.beside import measured
+from search.beside import read
+from search.beside import write
 from search.buckets.bucketed import Bucket
 from search.buckets.pool import Pool
 from search.buckets.sizes import Buckets
@@ -35,9 +48,12 @@ from search.compiled import CompiledProgram
 from search.cover.model import as_it_stands
 from search.cover.model import compile_model
 from search.cover.offers import Pricing
+from search.cover.shown import moves_only
+from search.cover.theirs import LARGEST
 from search.cover.theirs import left
 from search.cover.theirs import limit
 from search.cover.theirs import only_theirs
+from search.cover.theirs import rival
 from search.cover.theirs import wholly
 from search.how import USUAL
 from search.how import How
@@ -54,6 +70,9 @@ from search.tuner.memory import GENERATED
 from search.tuner.memory import LIBRARY
 from search.tuner.tasks import Task
 
+if TYPE_CHECKING:
+    from fuser.frontends.torch_whole import Traced
+
 
 def check_products(program: TensorProgram) -> None:
     """Raises :class:`UnsupportedError` naming a product of float64: there are neither kernels nor rates for these."""
@@ -64,22 +83,80 @@ def check_products(program: TensorProgram) -> None:
 
 
 def compile_imported(known: Imported, spec: Device, device: str | None, how: How = USUAL) -> CompiledProgram:
-    """A program as one region or by parts."""
+    """A program as one region or by parts; or what torch's compiler makes of it, where ``how`` has examples on which that is the
+    faster."""
+    if how.examples is None or known.traced is None or not may_be_measured(device):
+        return _by_prices(known, spec, device, how)
+    file = file_of(key_of(known), how.tuning.effort.name, device=spec) if how.tuning.memory.records is not None else None
+    before = read(file) if file is not None else None
+    if before is None:
+        found = _by_prices(known, spec, device, how)
+        return found if found.traced is not None else _faster(found, known, spec, how, file)
+    us = before.theirs_graph or before.theirs_calls
+    found = _by_prices(known, spec, device, how) if before.ours else _rival(known, spec, device, how, us * 1e-6)
+    found.beside = before
+    return found
+
+
+def _faster(found: CompiledProgram, known: Imported, spec: Device, how: How, file: Path | None) -> CompiledProgram:
+    """What was chosen, or torch's compiler, as both run; what was chosen where the other one is too large, or does not run."""
+    price = wholly(known.program, spec)
+    ahead = price is not None and found.realised.candidate.seconds < FAR_AHEAD * price.winner.seconds
+    large = sum(not moves_only(n) for n in known.program.nodes) > LARGEST
+    if (ahead or large) and not measures(how.tuning.effort):
+        return found
+    how.say("measuring beside torch's compiler")
+    with suppress(Exception):  # out of memory, say
+        other = _rival(known, spec, found.device, how, found.realised.candidate.seconds)
+        if (values := _values(known, how.examples or {}, found.device)) is None:
+            return found
+        beside = measured(partial(found.by_name, values), partial(other.by_name, values))
+        if file is not None:
+            write(file, beside)
+        found = found if beside.ours else other
+        found.beside = beside
+    return found
+
+
+def _values(known: Imported, examples: Mapping[str, Any], device: str | None) -> dict[str, Any] | None:
+    """Examples that may be run with, on the device; None where these are none."""
+    assert known.traced is not None
+    places = {place: name for place, name in known.traced.places.items() if name in examples}
+    found = within_bounds(known.traced.graph, {place: examples[name] for place, name in places.items()})
+    return (
+        None if found is None else {n: x.to(device) for n, x in {**examples, **{places[p]: x for p, x in found.items()}}.items()}
+    )
+
+
+def _rival(known: Imported, spec: Device, device: str | None, how: How, seconds: float) -> CompiledProgram:
+    """All of it by torch's compiler."""
+    if (tuned := rival(known.program, spec, seconds)) is None:
+        raise UnsupportedError(f"{known.program.name!r} is nothing that torch's compiler takes as a whole")
+    return _of_one(known, spec, device, how, as_it_stands(tuned), known.traced)
+
+
+def _of_one(
+    known: Imported, spec: Device, device: str | None, how: How, done: Realised, traced: Traced | None = None
+) -> CompiledProgram:
+    more = (known.called, None, how.pool, known.orders)
+    return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, how.capture, None, *more, traced=traced)
+
+
+def _by_prices(known: Imported, spec: Device, device: str | None, how: How) -> CompiledProgram:
+    """As the model alone decides; with examples to measure on, what it doubts as well."""
     check_device(spec)
     check_products(known.program)
     jobs, waiting, model = cores() if how.jobs is None else how.jobs, None, None
     runs = device if how.compiled else None
     may_leave = how.theirs and device not in (None, "cpu") and not measures(how.tuning.effort)
     theirs = wholly(known.program, spec) if may_leave else None
-    most = limit(theirs)
+    most = limit(theirs) * (1.0 if how.examples is None else DOUBTED)
 
     def whole(tuned: Tuned) -> CompiledProgram:
         done = as_it_stands(tuned) if tuned is theirs else made(tuned, spec, device, how)
         if theirs is not None and tuned is not theirs and left(theirs, tuned, done.artifacts):
             return whole(theirs)
-        more = (known.called, None, how.pool, known.orders)
-        run = partial(CompiledProgram, traced=known.traced if tuned is theirs else None)
-        return run(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, *more)
+        return _of_one(known, spec, runs, how, done, known.traced if tuned is theirs else None)
 
     if not is_model(known.program):
         how.say("tuning and checking one region")

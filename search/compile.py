@@ -26,8 +26,8 @@ from search.compile_options import Options
 from search.compiled import CompiledProgram
 from search.how import How
 from search.taken import taken
-from search.tuner.efforts import effort_of
 from search.tuner.efforts import measures
+from search.tuner.efforts import module_effort
 from search.tuner.live import live
 from search.tuner.memory import open_memory
 from search.tuner.tuning import MODEL_ALONE
@@ -64,7 +64,9 @@ def compile_program(
     What runs on a GPU may leave products to its library (cuBLAS).
 
     ``effort``: with ``instant`` nothing is measured, but what was measured before is taken where the program, the device and
-    the versions are the same; else the model alone decides. ``quick`` measures on the GPU at hand until it has converged,
+    the versions are the same; else the model alone decides. ``sure``, which modules have by default, is the same and then, where
+    they run on the GPU at hand, measures what was chosen beside what torch's compiler makes of the module, on the example inputs,
+    and keeps the faster (:mod:`search.beside`). ``quick`` measures kernels on the GPU at hand until it has converged,
     ``full:SECONDS`` so long; Ctrl-C ends it with the best so far. What was found is kept in ``records``: by default those of the
     user (in the cache folder) with the package's beside, else a file of records, or JSON lines that an application ships;
     False for none.
@@ -110,14 +112,17 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
     if options.dtype is not None:
         more = options.only("target", "device", "capture", "checked", "seed", "effort", "records")
         return _converted(known, _examples(program, known, inputs, keywords), options.dtype, more)
+    given: Mapping[str, Any] | None = None
     if known.called is not None and hasattr(program, "forward"):
         from search.strided import as_results_lie
         from search.strided import as_they_lie
         from search.views import with_views
 
-        known = as_they_lie(as_results_lie(with_views(known)), _examples(program, known, inputs, keywords))
+        examples = _examples(program, known, inputs, keywords)
+        known = as_they_lie(as_results_lie(with_views(known)), examples)
+        given = dict(zip(known.inputs, examples, strict=True)) if module_effort(options.effort)[1] else None
     device, spec, tuning = _placed(options, known.program.name)
-    how = How(options.checked, options.seed, tuning, options.capture, theirs=known.traced is not None)
+    how = How(options.checked, options.seed, tuning, options.capture, theirs=known.traced is not None, examples=given)
     chosen = (options.graph, options.schedule, options.superoptimize)
     if not any(chosen) and (found := taken(known, spec, device, how)):
         return found
@@ -134,7 +139,7 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
 def _placed(options: Options, name: str) -> tuple[str | None, Device, Tuning]:
     """Where the kernels run, what they are made for, and what chooses them."""
     device, spec = where_to_run(options.device, options.target, name)
-    wanted = effort_of(options.effort)
+    wanted, _ = module_effort(options.effort)
     if measures(wanted) and device == "cpu":
         what = f"the effort {options.effort!r} measures on a GPU, not in Triton's interpreter"
         raise UsageError(what, "leave out device= or effort=")

@@ -12,7 +12,7 @@ from fuser.device import Device
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
 from search.buckets.asked import Buckets
-from search.tuner.efforts import effort_of
+from search.tuner.efforts import module_effort
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Options:
     target: str | Device | None = None
     graph: KernelGraph | None = None
     schedule: Schedule | None = None
-    effort: str = "instant"
+    effort: str | None = None
     records: str | Path | bool | None = None
     superoptimize: float = 0.0
     device: str | None = None
@@ -34,8 +34,8 @@ class Options:
 
     def check(self) -> None:
         """Raises :class:`UsageError` for what is of another type, and for an effort that there is not."""
-        require_type("effort", self.effort, str)
-        effort_of(self.effort)
+        require_type("effort", self.effort, str, type(None))
+        module_effort(self.effort)
         for what, kinds in (
             ("records", (str, Path, bool)),
             ("target", (str, Device)),

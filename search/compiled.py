@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from fuser.frontends.torch_whole import Traced
     from fuser.runtime.capture import Captured
     from fuser.runtime.graph_executor import Executable
+    from search.beside import Beside
     from search.converted import Conversion
     from search.cover.model import Model
     from search.cover.plan import Plan
@@ -87,6 +88,8 @@ class CompiledProgram(AsFunction):
     """Dimensions of inputs that the program has in another order than the module: as the example inputs lie."""
     traced: Traced | None = field(default=None, kw_only=True)
     """Torch's graph of a module that is left to its compiler as a whole."""
+    beside: Beside | None = field(default=None, kw_only=True)
+    """What was measured of it, and of what torch's compiler makes of it or of what was chosen else."""
     _replayed: Captured | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -372,6 +375,7 @@ class CompiledProgram(AsFunction):
 
         head = wrap(repr(self), 80, subsequent_indent="  ", break_long_words=False)
         head += [str(self.conversion)] if self.conversion else []
+        head += wrap(str(self.beside), 80, subsequent_indent="  ") if self.beside else []
         if self.model is None:
             return "\n".join([*head, "", *explained_region(self.realised, self.target)])
         if kernel is not None:

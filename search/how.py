@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from search.buckets.pool import Pool
 from search.stages import Say
@@ -15,7 +17,8 @@ from search.tuner.tuning import Tuning
 class How:
     """How kernels are chosen and compiled: what ``tuning`` chooses, by ``jobs`` processes that price and compile (None: one for
     each core). ``say`` is told each stage as it begins. Without ``compiled`` kernels are chosen and verified alone; ``ours``: our
-    own runtime is to call the libraries; ``theirs``: torch's compiler may be given all of it. ``pool`` holds the weights."""
+    own runtime is to call the libraries; ``theirs``: torch's compiler may be given all of it. With ``examples``, values of the
+    inputs by name, what was chosen is measured beside what torch's compiler makes of all of it. ``pool`` holds the weights."""
 
     checked: bool = True
     seed: int = 0
@@ -26,6 +29,7 @@ class How:
     compiled: bool = True
     ours: bool = True
     theirs: bool = False
+    examples: Mapping[str, Any] | None = None
     pool: Pool | None = None
 
 

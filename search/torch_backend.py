@@ -21,12 +21,11 @@ from contextlib import nullcontext
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field
-from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
 
-from fuser.device import load_device
 from fuser.errors import FuserError
 from fuser.errors import LeftToTorch
 from fuser.errors import UsageError
@@ -36,6 +35,8 @@ from fuser.frontends.torch_alias import UNSAID
 from fuser.frontends.torch_alias import safe_views
 from fuser.frontends.torch_alias import true_dropout
 from fuser.frontends.torch_trace import alone
+from search.torch_beside import by_torchs_compiler
+from search.torch_beside import faster
 from search.torch_derivatives import asked_for
 from search.torch_derivatives import derives
 from search.torch_derivatives import within
@@ -45,9 +46,13 @@ from search.torch_numbers import numbers
 from search.torch_numbers import with_numbers
 from search.torch_pieces import Givens
 from search.torch_pieces import Piece
+from search.torch_pieces import drawing
 from search.torch_pieces import pieces
 from search.torch_pieces import worth
-from search.tuner.efforts import effort_of
+from search.torch_settings import Settings
+from search.torch_settings import settings_of
+from search.tuner.efforts import measures
+from search.tuner.efforts import module_effort
 
 LARGEST_CONSTANT = 1 << 22
 """Most elements of a buffer of integers or booleans that is taken as a constant while nobody writes to it."""
@@ -57,58 +62,18 @@ REPLAYING = ("reduce-overhead", "max-autotune")
 """Modes of ``torch.compile`` that ask for CUDA graphs."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """``options=`` of ``torch.compile``.
-
-    ``device``: ``cpu`` runs kernels for tensors of the CPU in Triton's interpreter (slow; else torch runs them). ``target``: the
-    device to tune for, by default the GPU at hand. ``freeze``: parameters keep the values that they have at the first call with
-    them, and buffers until somebody writes to them; by default later writes to both are seen. ``shapes``: sizes for which a graph
-    with symbolic sizes is compiled at most; torch runs further ones. ``checked``, ``effort`` and ``records``: as for
-    ``fuser.compile``. ``cudagraphs``: from the second call on a CUDA graph is replayed (on a GPU): parameters and buffers are
-    read where they lie, other inputs are copied in, and results out.
-    """
-
-    device: str | None = None
-    target: str | None = None
-    freeze: bool = False
-    shapes: int = 8
-    checked: bool = True
-    effort: str = "instant"
-    records: str | bool | None = None
-    cudagraphs: bool = False
-
-
 def torch_backend(
     module: Any, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
     """A backend of ``torch.compile``; :class:`Settings` are its ``options``. The modes in which torch's own compiler replays CUDA
     graphs do so here; else ``mode`` changes nothing: ``options`` has the effort."""
     try:
-        settings = _settings({"cudagraphs": mode in REPLAYING, **(options or {})})
+        settings = settings_of({"cudagraphs": mode in REPLAYING, **(options or {})})
     except UsageError as error:
         return _refusing(error)
     sources = [_source(n) for n in module.graph.nodes if n.op == "placeholder"]
     symbolic, floats = _symbolic(module, example_inputs), numbers(module)
     return Door(module, settings, tuple(sources), _owners(sources), symbolic or bool(floats), _differentiable(module), floats)
-
-
-def _settings(options: Mapping[str, Any]) -> Settings:
-    known = [f.name for f in fields(Settings)]
-    if unknown := [k for k in options if k not in known]:
-        raise UsageError(f"the backend mufuser has no option {unknown[0]!r}", f"options: {', '.join(known)}")
-    settings = Settings(**options)
-    if settings.device not in (None, "cpu"):
-        raise UsageError(
-            f"the backend mufuser cannot be told to run on {settings.device!r}",
-            "kernels run where the tensors are; device='cpu' is for Triton's interpreter",
-        )
-    if not isinstance(settings.shapes, int) or settings.shapes < 1:
-        raise UsageError(f"shapes={settings.shapes!r} is no number of sizes", "pass 1 or more")
-    effort_of(settings.effort)
-    if isinstance(settings.target, str):
-        load_device(settings.target)
-    return settings
 
 
 def _refusing(error: FuserError) -> Callable[..., Any]:
@@ -199,6 +164,8 @@ class Door:
     numbers: tuple[int, ...] = ()
     made: dict[Key, Made] = field(default_factory=dict)
     _written: set[int] = field(default_factory=set)
+    _writing: bool = False
+    """Whether the graph writes to what it is given, or may do so."""
     _watched: list[weakref.ref[Any]] = field(default_factory=list)
     _lock: Any = field(default_factory=threading.RLock)
     _said: set[str] = field(default_factory=set)
@@ -274,11 +241,14 @@ class Door:
                 "interpreter, which is slow)"
             )
             return Made(None)
-        names = ("target", "checked", "effort", "records")
+        names = ("target", "checked", "records")
         if derives(self.module):
             self._say("torch runs a graph that computes derivatives")
             return Made(None)
-        options = {"device": str(where)} | {n: getattr(self.settings, n) for n in names}
+        effort, beside = module_effort(self.settings.effort)
+        options = {"device": str(where), "effort": self.settings.effort if measures(effort) else "instant"} | {
+            n: getattr(self.settings, n) for n in names
+        }
         graph, kept, run, into = _functional(with_numbers(self.module, self.numbers, args), args, self._kept)
         places = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
         fixed = {n for n, s in zip(places, self.sources, strict=True) if _is_static(s)} if len(places) == len(args) else ()
@@ -290,6 +260,11 @@ class Door:
         if where.type == "cuda" and not (replayed is not None or self.symbolic or worth(graph, found, where)):
             with suppress(Exception):
                 return Made(by_torchs_compiler(self.module, args))
+        usual = where.type == "cuda" and replayed is None and not (self.symbolic or self._writing or drawing(graph))
+        if beside and usual and any(p.made for p in found):
+            whole = partial(by_torchs_compiler, self.module, args)
+            if (other := faster(graph, run, whole, args, where, self.settings.records is not False)) is not None:
+                return Made(other)
         watched = [i for i in kept if not self.settings.freeze or _is_static(self.sources[i], "buffers")]
         constants = tuple((i, args[i].data_ptr(), writes(args[i])) for i in watched)
         return Made(run if any(p.made for p in found) else None, tuple(found), constants)
@@ -302,9 +277,11 @@ class Door:
 
         context = TracingContext.try_get()
         known = context.fw_metadata if context else None
-        if known is None or len(places) != len(args):
+        self._writing = known is None or len(places) != len(args)
+        if known is None or self._writing:
             return []  # torch has joined or split inputs: which is which is not known
         written = {i for i, info in enumerate(known.input_info) if info.mutates_data or info.mutates_metadata}
+        self._writing = bool(written)
         WRITTEN.update((id(args[i]), args[i]) for i in written if isinstance(args[i], torch.Tensor))
 
         def kept(i: int) -> bool:
@@ -346,15 +323,6 @@ def _device_of(module: Any, args: Sequence[Any]) -> Any:
     values = [n.meta.get("example_value") for n in module.graph.nodes]
     devices = [x.device for x in (*args, *values) if isinstance(x, torch.Tensor)]
     return next((d for d in devices if d.type != "cpu"), devices[0] if devices else None)
-
-
-def by_torchs_compiler(module: Any, args: Sequence[Any]) -> Callable[..., Any]:
-    """A graph as torch's compiler has it."""
-    graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))  # what is compiled is changed
-    with torch.no_grad():
-        given = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
-        return torch._inductor.compile(torch.fx.GraphModule(module, graph), given)
 
 
 # -- to ATen --------------------------------------------------------------------------------------------------------------------

@@ -87,13 +87,18 @@ def pieces(module: Any, givens: Givens, name: str, where: Any, options: Mapping[
 def worth(module: Any, found: Sequence[Piece], where: Any) -> bool:
     """Whether the pieces of a graph are to stand for it, rather than torch's compiler for all of it: it would draw other random
     numbers than torch; and what is left between pieces (complex numbers, say) is faster as it has it, but no product is."""
-    import torch
-
-    calls = [n for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
-    if any(draws(n, n.args, n.kwargs) for n in calls):
+    if drawing(module):
         return True
     alone = _all_taken(module, where)
     return any(_ours(p.made) and (alone or any(n.products for n in p.made.program.nodes)) for p in found if p.made is not None)
+
+
+def drawing(module: Any) -> bool:
+    """Whether an operator of a graph draws random numbers."""
+    import torch
+
+    calls = (n for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
+    return any(draws(n, n.args, n.kwargs) for n in calls)
 
 
 def _ours(made: CompiledProgram) -> bool:

@@ -16,7 +16,7 @@ from fuser.workloads import workload
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"target": 5}, {"device": 0}, {"graph": "a"}, {"schedule": 3}, {"effort": None}, {"dtype": 16},
+        {"target": 5}, {"device": 0}, {"graph": "a"}, {"schedule": 3}, {"effort": 3}, {"dtype": 16},
         {"superoptimize": "a"}, {"superoptimize": math.nan}, {"superoptimize": -1}, {"seed": -1}, {"seed": "a"}, {"seed": 0.5},
     ],
     ids=str,

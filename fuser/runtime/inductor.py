@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from fuser.runtime.joined import ORDERS
-from fuser.runtime.joined import VIEWED
 from fuser.runtime.joined import Run
+from fuser.runtime.places import VIEWED
 
 FAR = 0.02
 """Relative error from which what the compiler made is something else."""
@@ -32,12 +32,12 @@ def inductor(graph: Any, run: Run, given: Sequence[Any]) -> Run | None:
             found = (*mine, *made(*mine))
             wanted = [x.clone() for x in given]
             wanted += run(*wanted)
-            if _agree(found, wanted, other, counted):
+            if agree(found, wanted, other, counted):
                 return made
             if any(map(_half, given)):
                 wide = [x.float() if _half(x) else x.clone() for x in given]
                 wide += run(*wide)
-                if _agree(found, wide, other, counted) or all(map(_nearer, found, wanted, wide)):
+                if agree(found, wide, other, counted) or all(map(_nearer, found, wanted, wide)):
                     return made
             if all(map(_finite, wanted)):
                 continue
@@ -45,7 +45,7 @@ def inductor(graph: Any, run: Run, given: Sequence[Any]) -> Run | None:
             mine = [_gentle(x) for x in given]
             wanted = [x.clone() for x in mine]
             wanted += run(*wanted)
-            if all(map(_finite, wanted)) and _agree((*mine, *made(*mine)), wanted, other, counted):
+            if all(map(_finite, wanted)) and agree((*mine, *made(*mine)), wanted, other, counted):
                 return made
     return None
 
@@ -116,24 +116,25 @@ def _counted(graph: Any) -> list[bool]:
     return [counted(x) for x in results]
 
 
-def _agree(found: Sequence[Any], wanted: Sequence[Any], other: float, counted: Sequence[bool]) -> bool:
+def agree(found: Sequence[Any], wanted: Sequence[Any], other: float, counted: Sequence[bool], far: float = FAR) -> bool:
+    """Whether results are those that are ``wanted``: see :func:`_alike`."""
     return len(found) == len(wanted) == len(counted) and all(
-        _alike(x, y, other, c) for x, y, c in zip(found, wanted, counted, strict=True)
+        x.shape == y.shape and _alike(x, y, other, c, far) for x, y, c in zip(found, wanted, counted, strict=True)
     )
 
 
-def _alike(x: Any, y: Any, other: float, counted: bool = False) -> bool:
-    """Whether two results agree as far as their dtype lets them; up to a part ``other`` of the elements may be others, of whole
-    numbers, and where equal elements may be ordered either way. Of many conditions that are ``counted`` some were rounded the
-    other way."""
+def _alike(x: Any, y: Any, other: float, counted: bool = False, far: float = FAR) -> bool:
+    """Whether two results agree as far as their dtype lets them: their distance is no more than ``far``, relative to the norm; up
+    to a part ``other`` of the elements may be others, of whole numbers, and where equal elements may be ordered either way. Of
+    many conditions that are ``counted`` some were rounded the other way."""
     import torch
 
     if not x.is_floating_point():  # a number that was rounded the other way, a place of one that is as large
-        near = counted and (x - y).double().norm() <= FAR * y.double().norm()
+        near = counted and (x - y).double().norm() <= far * y.double().norm()
         return bool(near or (x != y).double().mean() <= other)
     if not torch.equal(x.isnan(), y.isnan()):
         return False
     x, y = (t.double().nan_to_num(0.0, 1e30, -1e30) for t in (x, y))
-    if (x - y).norm() <= FAR * y.norm():
+    if (x - y).norm() <= far * y.norm():
         return True
-    return other > FEW and bool(((x - y).abs() > FAR * y.abs().clamp(y.square().mean().sqrt())).double().mean() <= other)
+    return other > FEW and bool(((x - y).abs() > far * y.abs().clamp(y.square().mean().sqrt())).double().mean() <= other)

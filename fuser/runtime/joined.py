@@ -7,7 +7,6 @@ torch's own are older. What fails there leaves the calls as they are.
 
 from __future__ import annotations
 
-import math
 import operator
 import time
 from collections.abc import Callable
@@ -31,6 +30,10 @@ from fuser.runtime.library import constants
 from fuser.runtime.library import root_of
 from fuser.runtime.library import value_of
 from fuser.runtime.library import view
+from fuser.runtime.places import PLACED
+from fuser.runtime.places import fill_places
+from fuser.runtime.places import memory_of
+from fuser.runtime.places import sorts
 from fuser.runtime.plan import Plan
 from fuser.runtime.torch_program import apply
 
@@ -42,14 +45,6 @@ ORDERS = ("sort", "topk", "kthvalue", "median", "mode.")
 RESIZED = "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"
 """Operators that the compiler takes apart where dynamo meets them, and else leaves to torch: with channels last those take four
 times as long."""
-PLACED = ("copy", "clone", "view", "slice", "select", "permute", "squeeze", "expand", "alias")
-"""Operators that only say where elements are."""
-INDIFFERENT = "aten.eq.", "aten.ne.", "aten.lt.", "aten.le.", "aten.gt.", "aten.ge.", "aten.remainder.Scalar"
-"""Operators to which any whole number is as good: comparisons, and what brings a place back into a range."""
-DIVISIONS = tuple(f"aten.{n}." for n in ("div", "floor_divide", "remainder", "fmod"))
-"""Operators that divide."""
-VIEWED = (*(f"aten.{n}." for n in (*PLACED, "unsqueeze", "reshape", "_to_copy")), "prims.convert_element_type.")
-"""Operators whose results have the same whole numbers as what they read."""
 LARGEST = 1500
 """Most operators of torch's that compute something in one piece: a recurrent network that was unrolled takes minutes."""
 SHORT = 512
@@ -117,7 +112,7 @@ def joined(
                     given = like(piece)
                     graph = _traced(piece.run, given, piece.whole)
                     if graph is not None:
-                        _fill_places(graph, given)
+                        fill_places(graph, given)
                         made[piece.key] = build(graph, piece.run, given)
         run = made[piece.key]
         return [] if run is None else [replace(piece, run=run)]
@@ -236,7 +231,7 @@ def _example(x: Any, device: Any, held: bool, seed: int) -> Any:
     import torch
 
     found = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
-    memory = _memory(found)
+    memory = memory_of(found)
     if held:
         memory.copy_(x.as_strided(memory.shape, (1,)))
     elif x.is_floating_point():
@@ -244,77 +239,6 @@ def _example(x: Any, device: Any, held: bool, seed: int) -> Any:
     else:
         memory.zero_()
     return found
-
-
-def _memory(x: Any) -> Any:
-    """All of a tensor's memory: elements of a broadcast tensor lie in one place."""
-    return x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,))
-
-
-def _fill_places(graph: Any, given: Sequence[Any]) -> None:
-    """Random places in whole numbers that do nothing but say places, each once where there are enough, in each row at least: the
-    compiler times its kernels with what it is given, and those that add up where they are told to take several times as long
-    where all are told the same."""
-    import torch
-
-    for node, x in zip((n for n in graph.graph.nodes if n.op == "placeholder"), given, strict=True):
-        extent = _extent(node)
-        if any(_divides_by(node, u) for u in node.users) and not x.is_floating_point() and not x.any():
-            x.fill_(1)
-        if extent == math.inf and x.dim() and any(map(_sorts, node.users)) and not x.any():
-            extent = x.shape[-1]  # of equal numbers any order is right
-        if extent is not None and 1 < extent < 2**62 and not x.any():
-            memory, drawn = _memory(x), torch.Generator(x.device).manual_seed(0)
-            places = x if memory.numel() > extent and x.is_contiguous() else memory  # row by row, or all of them
-            if places.shape[-1] <= extent:  # where a place is written twice, either number may be left there
-                places.copy_(torch.rand(places.shape, device=x.device, generator=drawn).argsort(-1))
-            else:
-                memory.random_(0, int(extent), generator=drawn)
-
-
-def _divides_by(node: Any, user: Any) -> bool:
-    """Whether an operator divides by a node: what a whole number divided by zero is says nothing."""
-    return str(user.target).startswith(DIVISIONS) and len(user.args) > 1 and user.args[1] is node
-
-
-def _extent(node: Any) -> float | None:
-    """Of how many places a node of whole numbers names one; infinitely many where any is as good, None where it is computed
-    with."""
-    value = node.meta.get("val")
-    if getattr(value, "dtype", None) not in _whole_numbers():
-        return None
-    most = math.inf
-    for user in node.users:
-        found = _extent_there(node, user)
-        if found is None:
-            return None
-        most = min(most, found)
-    return most
-
-
-def _whole_numbers() -> tuple[Any, ...]:
-    import torch
-
-    return torch.int32, torch.int64
-
-
-def _extent_there(node: Any, user: Any) -> float | None:
-    """The same where one operator reads it."""
-    name, args = str(user.target), user.args
-    if name.startswith(INDIFFERENT):
-        return math.inf
-    if _sorts(user):
-        inside = [_extent(u) for u in user.users if u.target is operator.getitem and u.args[1] == 0]
-        return None if None in inside else min((e for e in inside if e is not None), default=math.inf)
-    if name.startswith(VIEWED) or (name.startswith("aten.where") and node is not args[0]):
-        return _extent(user)
-    if name.startswith(("aten.index.", "aten.index_put.", "aten.index_put_.")) and node in args[1]:
-        return min(args[0].meta["val"].shape[i] for i, x in enumerate(args[1]) if x is node)
-    if name.startswith(("aten.gather.", "aten.scatter", "aten.index_select.")) and node is args[2]:
-        return args[0].meta["val"].shape[args[1]]
-    if name.startswith("aten.embedding.") and node is args[1]:
-        return args[0].meta["val"].shape[0]
-    return None
 
 
 def _traced(run: Run, given: Sequence[Any], whole: bool = False) -> Any:
@@ -366,10 +290,6 @@ def _take_sorted(graph: Any) -> None:
     graph.recompile()
 
 
-def _sorts(node: Any) -> bool:
-    return str(node.target).startswith("aten.sort.")
-
-
 def _placed(node: Any) -> bool:
     return any(word in str(node.target) for word in PLACED)
 
@@ -377,7 +297,7 @@ def _placed(node: Any) -> bool:
 def _sorts_little(node: Any) -> bool:
     """Whether a node sorts along a short axis."""
     dim = node.kwargs.get("dim", next((a for a in node.args[1:] if type(a) is int), -1))
-    return _sorts(node) and node.args[0].meta["val"].shape[dim] <= SHORT
+    return sorts(node) and node.args[0].meta["val"].shape[dim] <= SHORT
 
 
 def _in_place(node: Any) -> bool:

@@ -106,8 +106,13 @@ def only_theirs(program: TensorProgram, device: Device, found: Ranked) -> Tuned 
     ours = [k for k in kernels if not isinstance(k, LibraryKernel) or dict(k.attrs).get(JOINED) is not True]
     if ours or not kernels:
         return None
+    return rival(program, device, found.seconds)
+
+
+def rival(program: TensorProgram, device: Device, seconds: float) -> Tuned | None:
+    """All of it by torch's compiler, whatever that takes: ``seconds`` stand for it."""
     with suppress(FuserError):
-        return by_library(program, device, found.seconds, WHOLE)
+        return by_library(program, device, seconds, WHOLE)
     return None
 
 

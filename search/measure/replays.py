@@ -23,15 +23,17 @@ def captured(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
             call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
+    with torch.no_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may use the GPU meanwhile
         out = call()
     graph.replay()
     torch.cuda.synchronize()
     return out, graph.replay
 
 
-def in_turn(replays: Mapping[str, Callable[[], None]], rounds: int = ROUNDS, seconds: float = SECONDS) -> dict[str, list[float]]:
-    """Microseconds of a replay in each round, in turn; ``seconds`` is how long each replays in one."""
+def in_turn(
+    replays: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS, seconds: float = SECONDS, least: int = 5
+) -> dict[str, list[float]]:
+    """Microseconds of a replay in each round, in turn; ``seconds`` is how long each replays in one, ``least`` how often."""
     import torch
 
     counts: dict[str, int] = {}
@@ -39,11 +41,11 @@ def in_turn(replays: Mapping[str, Callable[[], None]], rounds: int = ROUNDS, sec
         start, end = torch.cuda.Event(True), torch.cuda.Event(True)
         replay()
         start.record()
-        for _ in range(5):
+        for _ in range(least):
             replay()
         end.record()
         torch.cuda.synchronize()
-        counts[name] = max(5, int(seconds * 5e3 / start.elapsed_time(end)))
+        counts[name] = max(least, int(seconds * 1e3 * least / start.elapsed_time(end)))
     found: dict[str, list[float]] = {n: [] for n in replays}
     for _ in range(rounds):
         for name, replay in replays.items():

@@ -14,6 +14,9 @@ from search.ranked import Effort
 
 WORDS = "instant (the model alone decides), quick (measures on the GPU until it has converged), full:SECONDS (measures so long)"
 """For help and errors."""
+SURE = "sure"
+"""The effort of modules that run here, unless another is asked for: the model decides as for instant, and what it has chosen is
+measured beside what torch's compiler makes of the module; the faster is kept. Quick and full do that in the end as well."""
 
 
 def effort_of(text: str, model: str = REFINED) -> Effort:
@@ -23,10 +26,17 @@ def effort_of(text: str, model: str = REFINED) -> Effort:
     return replace(_effort(text), model=model)
 
 
+def module_effort(text: str | None) -> tuple[Effort, bool]:
+    """How hard to look for kernels of a module, and whether they are measured beside those of torch's compiler; None: usual."""
+    effort = effort_of("instant" if text in (None, SURE) else text)
+    return effort, text in (None, SURE) or measures(effort)
+
+
 def _effort(text: str) -> Effort:
     name, colon, seconds = text.partition(":")
     if name not in EFFORTS:
-        raise UsageError(f"there is no effort {text!r}", f"efforts are {WORDS}")
+        hint = "it is for modules: fuser.compile(module, inputs)" if text == SURE else f"efforts are {WORDS}"
+        raise UsageError(f"there is no effort {text!r}", hint)
     found = EFFORTS[name]
     if not colon:
         return found

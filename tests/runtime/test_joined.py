@@ -226,7 +226,7 @@ def test_examples_name_each_place_once_where_there_are_enough(shape: tuple[int, 
 def test_a_place_of_which_a_remainder_is_taken_too_is_a_place() -> None:
     """All zero they would be one place, written many times, of which each form keeps another number."""
     from fuser.runtime.joined import _example
-    from fuser.runtime.joined import _fill_places
+    from fuser.runtime.places import fill_places
     from fuser.runtime.joined import _traced
 
     def run(x: Any, at: Any, rows: Any) -> tuple[Any, ...]:
@@ -234,7 +234,7 @@ def test_a_place_of_which_a_remainder_is_taken_too_is_a_place() -> None:
 
     like = torch.empty(20, 7), torch.empty(9, dtype=torch.int64), torch.empty(9, 7)
     given = [_example(x, "cpu", False, i) for i, x in enumerate(like)]
-    _fill_places(_traced(run, given), given)
+    fill_places(_traced(run, given), given)
     assert len(given[1].unique()) == 9 and 0 <= given[1].min() <= given[1].max() < 20
 
 
@@ -421,7 +421,7 @@ def test_whole_numbers_that_are_sorted_are_different() -> None:
     """Of equal ones the compiler's order is as right as torch's, and was taken for wrong."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from fuser.runtime.joined import _fill_places
+    from fuser.runtime.places import fill_places
 
     def order(x: Any) -> Any:
         return (torch.argsort(x, -1),)
@@ -431,18 +431,18 @@ def test_whole_numbers_that_are_sorted_are_different() -> None:
 
     for run, drawn in ((order, True), (moved, False)):
         x = torch.zeros(3, 16, dtype=torch.int64)
-        _fill_places(make_fx(run)(x), [x])
+        fill_places(make_fx(run)(x), [x])
         assert all(len(row.unique()) == (16 if drawn else 1) for row in x)
 
 
 def test_examples_divide_by_no_zero() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from fuser.runtime.joined import _fill_places
+    from fuser.runtime.places import fill_places
 
     def parts(x: Any, y: Any) -> Any:
         return x // y, torch.fmod(x, y)
 
     x, y = (torch.zeros(3, 16, dtype=torch.int64) for _ in "xy")
-    _fill_places(make_fx(parts)(x, y + 1), [x, y])
+    fill_places(make_fx(parts)(x, y + 1), [x, y])
     assert not x.any() and y.all()

@@ -11,6 +11,7 @@ from experiments.suite.more import attention
 from experiments.suite.more import belfries
 from experiments.suite.more import benches
 from experiments.suite.more import bridges
+from experiments.suite.more import causeways
 from experiments.suite.more import chambers
 from experiments.suite.more import cloisters
 from experiments.suite.more import contests
@@ -26,6 +27,7 @@ from experiments.suite.more import laboratory
 from experiments.suite.more import language
 from experiments.suite.more import lanterns
 from experiments.suite.more import learning
+from experiments.suite.more import minarets
 from experiments.suite.more import mixers
 from experiments.suite.more import numerics
 from experiments.suite.more import objectives
@@ -60,6 +62,7 @@ ROOMS = (
     *(gables, lanterns),
     *(belfries, bridges, cloisters, wharves),
     *(aqueducts, viaducts, fountains),
+    *(causeways, minarets),
 )
 
 CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}

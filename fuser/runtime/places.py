@@ -1,0 +1,121 @@
+"""Which whole numbers that a graph of torch's operators reads are places in tensors: only some of them may be given to it.
+
+A graph that runs to be timed, or to be compared, must not read beside a tensor: that stops the GPU for the whole process.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+PLACED = ("copy", "clone", "view", "slice", "select", "permute", "squeeze", "expand", "alias")
+"""Operators that only say where elements are."""
+INDIFFERENT = "aten.eq.", "aten.ne.", "aten.lt.", "aten.le.", "aten.gt.", "aten.ge.", "aten.remainder.Scalar"
+"""Operators to which any whole number is as good: comparisons, and what brings a place back into a range."""
+DIVISIONS = tuple(f"aten.{n}." for n in ("div", "floor_divide", "remainder", "fmod"))
+"""Operators that divide."""
+VIEWED = (*(f"aten.{n}." for n in (*PLACED, "unsqueeze", "reshape", "_to_copy")), "prims.convert_element_type.")
+"""Operators whose results have the same whole numbers as what they read."""
+
+
+def fill_places(graph: Any, given: Sequence[Any]) -> None:
+    """Random places in whole numbers that do nothing but say places, each once where there are enough, in each row at least: the
+    compiler times its kernels with what it is given, and those that add up where they are told to take several times as long
+    where all are told the same."""
+    import torch
+
+    for node, x in zip((n for n in graph.graph.nodes if n.op == "placeholder"), given, strict=True):
+        extent = _extent(node)
+        if any(_divides_by(node, u) for u in node.users) and not x.is_floating_point() and not x.any():
+            x.fill_(1)
+        if extent == math.inf and x.dim() and any(map(sorts, node.users)) and not x.any():
+            extent = x.shape[-1]  # of equal numbers any order is right
+        if extent is not None and 1 < extent < 2**62 and not x.any():
+            memory, drawn = memory_of(x), torch.Generator(x.device).manual_seed(0)
+            places = x if memory.numel() > extent and x.is_contiguous() else memory  # row by row, or all of them
+            if places.shape[-1] <= extent:  # where a place is written twice, either number may be left there
+                places.copy_(torch.rand(places.shape, device=x.device, generator=drawn).argsort(-1))
+            else:
+                memory.random_(0, int(extent), generator=drawn)
+
+
+def _divides_by(node: Any, user: Any) -> bool:
+    """Whether an operator divides by a node: what a whole number divided by zero is says nothing."""
+    return str(user.target).startswith(DIVISIONS) and len(user.args) > 1 and user.args[1] is node
+
+
+def _extent(node: Any) -> float | None:
+    """Of how many places a node of whole numbers names one; infinitely many where any is as good, None where it is computed
+    with."""
+    value = node.meta.get("val")
+    if getattr(value, "dtype", None) not in _whole_numbers():
+        return None
+    most = math.inf
+    for user in node.users:
+        found = _extent_there(node, user)
+        if found is None:
+            return None
+        most = min(most, found)
+    return most
+
+
+def _whole_numbers() -> tuple[Any, ...]:
+    import torch
+
+    return torch.int32, torch.int64
+
+
+def _extent_there(node: Any, user: Any) -> float | None:
+    """The same where one operator reads it."""
+    name, args = str(user.target), user.args
+    if name.startswith(INDIFFERENT):
+        return math.inf
+    if sorts(user):
+        inside = [_extent(u) for u in user.users if u.target is operator.getitem and u.args[1] == 0]
+        return None if None in inside else min((e for e in inside if e is not None), default=math.inf)
+    if name.startswith(VIEWED) or (name.startswith("aten.where") and node is not args[0]):
+        return _extent(user)
+    if name.startswith(("aten.index.", "aten.index_put.", "aten.index_put_.")) and node in args[1]:
+        return min(args[0].meta["val"].shape[i] for i, x in enumerate(args[1]) if x is node)
+    if name.startswith(("aten.gather.", "aten.scatter", "aten.index_select.")) and node is args[2]:
+        return args[0].meta["val"].shape[args[1]]
+    if name.startswith("aten.embedding.") and node is args[1]:
+        return args[0].meta["val"].shape[0]
+    return None
+
+
+def memory_of(x: Any) -> Any:
+    """All of a tensor's memory: elements of a broadcast tensor lie in one place."""
+    return x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,))
+
+
+def sorts(node: Any) -> bool:
+    return str(node.target).startswith("aten.sort.")
+
+
+def within_bounds(graph: Any, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a graph can be run with, like what is ``given`` by the names of its placeholders: whole numbers that are computed
+    with, and places that there are not, become zeros, which are places in any tensor. None where there is a NaN: a place that is
+    computed of that may be anywhere."""
+    import torch
+
+    found = dict(given)
+    for node in graph.graph.nodes:
+        x: Any = given.get(node.name)
+        if node.op != "placeholder" or not isinstance(x, torch.Tensor) or x.dtype is torch.bool:
+            continue
+        if x.is_floating_point() or x.is_complex():
+            if x.isnan().any():
+                return None
+        elif not _within(x, _extent(node)):
+            found[node.name] = torch.full_like(x, int(any(_divides_by(node, u) for u in node.users)))
+    return found
+
+
+def _within(x: Any, extent: float | None) -> bool:
+    if extent is None or not x.numel():
+        return extent is not None
+    return extent == math.inf or bool(x.min() >= 0 and x.max() < extent)

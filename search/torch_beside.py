@@ -1,0 +1,54 @@
+"""A graph of torch's as our pieces have it, beside what torch's compiler makes of all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from fuser.runtime.places import within_bounds
+from search.beside import file_of
+from search.beside import key_of_graph
+from search.beside import may_be_measured
+from search.beside import measured
+from search.beside import read
+from search.beside import write
+from search.cover.theirs import LARGEST
+
+Run = Callable[..., Any]
+
+
+def faster(graph: Any, ours: Run, theirs: Callable[[], Run], args: Sequence[Any], device: Any, keeps: bool) -> Run | None:
+    """What torch's compiler makes of a graph of ATen operators, where it is the faster with ``args``; None where ``ours`` stays.
+    ``keeps``: the answer is kept, and a kept one taken."""
+    places = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    computing = sum(n.op == "call_function" and not getattr(n.target, "is_view", False) for n in graph.graph.nodes)
+    if len(places) != len(args) or computing > LARGEST or not may_be_measured("cuda"):
+        return None
+    with suppress(Exception):  # out of memory, or nothing for a compiler
+        file = file_of(key_of_graph(graph), device=device) if keeps else None
+        before = read(file) if file is not None else None
+        if before is not None:
+            return None if before.ours else theirs()
+        found = within_bounds(graph, {n.name: x for n, x in zip(places, args, strict=True)})
+        if found is None:
+            return None
+        values = [x.detach() if isinstance(x, torch.Tensor) else x for x in found.values()]
+        other = theirs()
+        beside = measured(lambda: ours(*values), lambda: other(*values))
+        if file is not None:
+            write(file, beside)
+        return None if beside.ours else other
+    return None
+
+
+def by_torchs_compiler(module: Any, args: Sequence[Any]) -> Callable[..., Any]:
+    """A graph as torch's compiler has it."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))  # what is compiled is changed
+    with torch.no_grad():
+        given = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
+        return torch._inductor.compile(torch.fx.GraphModule(module, graph), given)

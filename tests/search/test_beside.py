@@ -1,0 +1,178 @@
+"""What was chosen is measured beside what torch's compiler makes of a module: the faster is kept, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fuser
+from fuser.device import load_device
+from fuser.runtime.places import within_bounds
+from search import beside
+from search import choose
+from search.beside import Beside
+from search.how import How
+from search.measure import replays
+from search.tuner.memory import open_memory
+from search.tuner.tuning import Tuning
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize(
+    ("calls", "graph", "kept"),
+    [
+        ((10.0, 12.0), (5.0, 6.0), True),
+        ((10.0, 12.0), (5.0, 4.9), False),  # a graph decides
+        ((10.0, 8.0), (5.0, 5.1), False),  # unless calls are worse by more than twice as much
+        ((10.0, 8.0), (5.0, 6.0), True),
+        ((10.0, 9.9), (None, None), False),
+        ((10.0, 10.1), (None, None), True),
+    ],
+)
+def test_the_faster_is_kept(calls: tuple[float, float], graph: tuple[Any, Any], kept: bool) -> None:
+    assert Beside(*calls, *graph).ours is kept
+    assert not Beside(*calls, *graph, agree=False).ours
+    assert ("ours are taken" in str(Beside(*calls, *graph))) is kept
+
+
+def test_an_answer_is_kept_and_a_damaged_one_is_none(tmp_path: Path) -> None:
+    file, found = tmp_path / "one.json", Beside(3.0, 4.0, 1.0, None, agree=False)
+    beside.write(file, found)
+    assert beside.read(file) == found
+    for odd in (Beside(3.0, float("nan")), Beside(-1.0, 2.0)):
+        beside.write(file, odd)
+        assert beside.read(file) is None
+    file.write_text("{}")
+    assert beside.read(file) is None
+    assert beside.read(tmp_path / "none.json") is None
+
+
+class Tokens(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = torch.nn.Embedding(10, 8), torch.nn.Embedding(20, 8)
+
+    def forward(self, ids: Any, mask: Any, bias: Any) -> Any:
+        return (self.words(ids) + self.places(ids * 2 + 1)) * mask[..., None] + bias
+
+
+@pytest.mark.parametrize(("places", "stay"), [([0, 9, 3], True), ([0, 10, 3], False), ([0, -1, 3], False)])
+def test_places_that_there_are_not_become_zeros(places: list[int], stay: bool) -> None:
+    class Words(Tokens):
+        def forward(self, ids: Any, mask: Any, bias: Any) -> Any:
+            return self.words(ids.view(-1)) * mask[..., None] + bias
+
+    given = {"ids": torch.tensor(places), "mask": torch.tensor([True, False, True]), "bias": torch.full((3, 8), -torch.inf)}
+    for module, kept in ((Words(), stay), (Tokens(), False)):  # what is computed with is nobody's place
+        graph = torch.export.export(module, tuple(given.values())).graph_module
+        found = within_bounds(graph, given)
+        assert found is not None
+        assert found["mask"] is given["mask"]
+        assert found["bias"] is given["bias"]
+        assert torch.equal(found["ids"], given["ids"] if kept else torch.zeros(3, dtype=torch.int64))
+    assert within_bounds(graph, {**given, "bias": torch.full((3, 8), torch.nan)}) is None
+
+
+Timer = Callable[..., dict[str, list[float]]]
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], list[str]]:
+    """Both run, on this CPU, and the times of both are told."""
+
+    def tell(ours: float, theirs: float) -> list[str]:
+        seen: list[str] = []
+
+        def in_turn(calls: Mapping[str, Callable[[], Any]], *_: Any) -> dict[str, list[float]]:
+            for name, call in calls.items():
+                call()
+                seen.append(name)
+            return {"ours": [ours] * 3, "theirs": [theirs] * 3}
+
+        monkeypatch.setattr(replays, "in_turn", in_turn)
+        monkeypatch.setattr(replays, "captured", lambda call: (call(), call))
+        return seen
+
+    monkeypatch.setattr(choose, "may_be_measured", lambda _: True)
+    return tell
+
+
+class Gated(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(16, 32)
+
+    def forward(self, x: Any) -> Any:
+        return torch.relu(self.up(x)).sum(-1)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_module_has_what_was_the_faster(timed: Callable[[float, float], list[str]], ours: bool) -> None:
+    module, x = Gated().eval(), torch.randn(8, 16)
+    seen = timed(3.0, 4.0 if ours else 2.0)
+    with torch.no_grad():
+        run = fuser.compile(module, (x,), device="cpu", checked=False)
+        assert seen == ["ours", "theirs", "ours", "theirs"]
+        assert bool(run.graph.blocks) is ours
+        assert run.beside is not None
+        assert ("ours are taken" if ours else "those are taken") in " ".join(run.explain().split())
+        assert torch.allclose(run(x), module(x), atol=1e-3)
+        instant = fuser.compile(module, (x,), device="cpu", checked=False, effort="instant")
+        assert instant.beside is None
+        assert len(seen) == 4
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_what_was_measured_is_known(
+    timed: Callable[[float, float], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
+    x = torch.randn(8, 16)
+    known, seen = fuser.from_torch(Gated().eval(), (x,)), timed(3.0, 4.0 if ours else 2.0)
+    examples = dict(zip(known.inputs, (x,), strict=True))
+    for records, count in ((str(tmp_path / "mine.sqlite"), 4), (str(tmp_path / "mine.sqlite"), 4), (False, 8)):
+        how = How(checked=False, tuning=Tuning(memory=open_memory(records)), examples=examples)
+        run = choose.compile_imported(known, load_device("h200"), "cpu", how)
+        assert bool(run.graph.blocks) is ours
+        assert run.beside is not None
+        assert len(seen) == count
+
+
+def test_of_two_that_differ_torchs_is_taken(timed: Callable[[float, float], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = Gated().eval(), torch.randn(8, 16)
+    timed(3.0, 9.0)
+    monkeypatch.setattr(beside, "agree", lambda *_: False)
+    with torch.no_grad():
+        run = fuser.compile(module, (x,), device="cpu", checked=False)
+    assert not run.graph.blocks
+    assert "differ in their results" in " ".join(run.explain().split())
+
+
+def test_what_fails_to_be_measured_stays(timed: Callable[[float, float], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = Gated().eval(), torch.randn(8, 16)
+    timed(3.0, 2.0)
+
+    def fails(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(choose, "measured", fails)
+    with torch.no_grad():
+        run = fuser.compile(module, (x,), device="cpu", checked=False)
+    assert run.graph.blocks
+    assert run.beside is None
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_both_are_measured() -> None:
+    module, x = Gated().eval().cuda(), torch.randn(4096, 16, device="cuda")
+    with torch.no_grad():
+        run = fuser.compile(module, (x,), records=False)
+        assert run.beside is not None
+        assert torch.allclose(run(x), module(x), atol=1e-2)
+        behind = torch.compile(module, backend=fuser.torch_backend, dynamic=False)
+        assert torch.allclose(behind(x), module(x), atol=1e-2)
