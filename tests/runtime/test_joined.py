@@ -226,8 +226,8 @@ def test_examples_name_each_place_once_where_there_are_enough(shape: tuple[int, 
 def test_a_place_of_which_a_remainder_is_taken_too_is_a_place() -> None:
     """All zero they would be one place, written many times, of which each form keeps another number."""
     from fuser.runtime.joined import _example
-    from fuser.runtime.places import fill_places
     from fuser.runtime.joined import _traced
+    from fuser.runtime.places import fill_places
 
     def run(x: Any, at: Any, rows: Any) -> tuple[Any, ...]:
         return (x.index_copy(0, at, rows).index_fill(1, at[:3] % x.shape[1], -1.0),)
