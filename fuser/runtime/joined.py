@@ -247,11 +247,14 @@ def _traced(run: Run, given: Sequence[Any], whole: bool = False) -> Any:
     import torch
     import torch._inductor.lowering  # its decompositions need it and do not import it
     from torch._decomp import get_decompositions
+    from torch._dispatch.python import enable_python_dispatcher
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.traceback import preserve_node_meta
 
-    with _fakes(given) as fakes:
+    # kernels are named after operators: what is equal to a kernel of torch.compile's is then found, with its choice, in its cache
+    with _fakes(given) as fakes, preserve_node_meta(), enable_python_dispatcher():
         table = {**get_decompositions([getattr(torch.ops.aten, n).default for n in RESIZED]), **select_decomp_table()}
         graph: Any = make_fx(run, decomposition_table=table)(*fakes)
         for _ in range(2):  # some operators are made of others that write in place
