@@ -48,6 +48,9 @@ def operator(callee: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
+UNCHECKED = {f"aten.{n}.default": f"aten.{n}_ex.default" for n in ("linalg_solve", "linalg_inv", "linalg_cholesky")}
+"""Operators that wait for the GPU to say whether a matrix is singular, by those that do not: within a CUDA graph nobody can wait,
+and as behind torch.compile what is computed of such a matrix is not finite, or means nothing."""
 BY_STRIDES = "aten.as_strided"
 """Operators that say where elements lie in a tensor's memory."""
 
@@ -68,8 +71,22 @@ def _prepared(callee: str, detail: str) -> Callable[[Sequence[Any]], Any]:
     function = operator(callee)
     if callee.startswith(BY_STRIDES):
         function = functools.partial(_from_its_first, function)
+    if callee in UNCHECKED:
+        function = _unless_captured(function, operator(UNCHECKED[callee]))
     first, named = [_reader(a) for a in args], {k: _reader(v) for k, v in kwargs.items()}
     return lambda tensors: function(*[f(tensors) for f in first], **{k: f(tensors) for k, f in named.items()})
+
+
+def _unless_captured(checked: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+    """A call that is another one, with its first result, while a CUDA graph is captured."""
+    import torch
+
+    def either(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return other(x, *args, **kwargs)[0]
+        return checked(x, *args, **kwargs)
+
+    return either
 
 
 def _reader(value: Any) -> Callable[[Sequence[Any]], Any]:

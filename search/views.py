@@ -33,7 +33,9 @@ def with_views(known: Imported) -> Imported:
     outputs = tuple(dict.fromkeys(n for n in wanted if n))
     program = living(replace(known.program, outputs=outputs), known.inputs) if outputs else known.program
     params = {n: x for n, x in known.params.items() if n in program.inputs}
-    return replace(known, program=program, params=params, called=replace(known.called, results=results))
+    shown = frozenset(r.base for r in results if r.base and not r.name) - {r.name for r in results}
+    traced = known.traced and replace(known.traced, viewed=shown)
+    return replace(known, program=program, params=params, called=replace(known.called, results=results), traced=traced)
 
 
 def _worth(program: TensorProgram, inputs: Sequence[str], results: Sequence[Result]) -> set[str]:

@@ -21,7 +21,8 @@ class Traced:
     """``graph`` is a ``torch.fx.GraphModule``; ``places`` are the program's tensors by the name of their placeholder, ``held``
     the values of other placeholders; ``ends`` the node of each tensor of the program that may be a result. ``orders`` as in
     :class:`fuser.frontends.imported.Imported`; ``turned`` are tensors of the program that have another one's dimensions in
-    another order."""
+    another order. Of what is ``viewed`` the module returns views alone: what it returns itself the compiler writes to memory
+    before it goes on."""
 
     graph: Any
     places: Mapping[str, str]
@@ -29,6 +30,7 @@ class Traced:
     ends: Mapping[str, Any]
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     turned: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    viewed: frozenset[str] = frozenset()
 
     def function(self, reads: Sequence[str], makes: Sequence[str], device: Any) -> Callable[..., tuple[Any, ...]] | None:
         """The graph as a function of tensors of the program, which gives others; None where it has no such."""
@@ -57,6 +59,7 @@ class Traced:
         def whole(*given: Any) -> tuple[Any, ...]:
             values = dict(zip(reads, given, strict=False))
             found = run(*[self._seen(values, n) if n in self.places else held.get(n) for n in every])
+            found = [x.unsqueeze(0).squeeze(0) if n in self.viewed else x for x, (n, _) in zip(found, own, strict=True)]
             return tuple([(x.permute(order) if order else x).contiguous() for x, (_, order) in zip(found, own, strict=True)])
 
         return whole

@@ -263,7 +263,14 @@ def _traced(run: Run, given: Sequence[Any], whole: bool = False) -> Any:
             # only then: it takes operators apart by rules of its own, which are not the compiler's
             graph = make_fx(torch.func.functionalize(graph, remove="mutations"), decomposition_table=table)(*fakes)
         _take_sorted(graph)
-        return joint_graph_passes(graph) if whole or _taken(graph) else None
+        return _living(joint_graph_passes(_living(graph))) if whole or _taken(graph) else None
+
+
+def _living(graph: Any) -> Any:
+    """A graph without what nobody reads: who reads a value, and how often, says where the compiler computes it."""
+    graph.graph.eliminate_dead_code(lambda n: n.is_impure() and not str(n.target).startswith("aten.empty."))
+    graph.recompile()
+    return graph
 
 
 def _taken(graph: Any) -> bool:

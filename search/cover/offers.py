@@ -176,8 +176,7 @@ def _offers(form: Form, pricing: Pricing, coming: set[str]) -> Generator[None, N
     candidates = parts(program, [*chains, *whole], form.tails, form.steps, pricing.layouts, pricing.libraries)
     if pricing.layouts:
         candidates = with_layouts(program, candidates, params)
-    several = {p for p in candidates if sum(n.products > 0 for n in p.program.nodes) > 1}
-    joined = {p for p in several if _short(p.program) or (whole and set(p.writes) == set(program.outputs))}
+    joined = {p for p in candidates if sum(n.products > 0 for n in p.program.nodes) > 1}
     smaller = _begun([p for p in candidates if p not in joined], pricing, coming)
     yield
     tuned = dict(smaller())
