@@ -139,7 +139,7 @@ class CompiledProgram(AsFunction):
 
         artifacts = [a for _, a in paired(self.graph, self.artifacts)] if self.artifacts else None
         build = None if self.device == "cpu" else inductor
-        more = {"build": build, "original": self.traced and self.traced.function}
+        more = {"build": build, "original": self.traced}
         return Executable(self._planned, device=self.device, artifacts=artifacts, constants=self._constants(), **more)
 
     @cached_property

@@ -168,7 +168,7 @@ class _Importer:
         params = {n: v for n, v in self.params.items() if n in program.inputs}
         named = {ref.name: name for name, ref in outputs.items()}  # as the program has them now
         results = [replace(r, base=named.get(r.base, r.base)) for r in results]
-        whole = traced_as(self.module, program, self.values, {n: h.name for n, h in self.held.items() if h}, named)
+        whole = traced_as(self.module, program, self.values, {n: h for n, h in self.held.items() if h}, named)
         return Imported(program, params, tuple(self.inputs), traced=whole), tuple(results)
 
     def _result(self, node: Any, outputs: dict[str, Ref]) -> Result:

@@ -10,10 +10,14 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from typing import TYPE_CHECKING
 from typing import Any
 
 from fuser.ir.builder import Ref
 from fuser.ir.program import TensorProgram
+
+if TYPE_CHECKING:
+    from fuser.frontends.imported import Held
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class Traced:
     the values of other placeholders; ``ends`` the node of each tensor of the program that may be a result. ``orders`` as in
     :class:`fuser.frontends.imported.Imported`; ``turned`` are tensors of the program that have another one's dimensions in
     another order. Of what is ``viewed`` the module returns views alone: what it returns itself the compiler writes to memory
-    before it goes on."""
+    before it goes on. ``trained`` are parameters that require gradients, of which torch takes some operators apart otherwise."""
 
     graph: Any
     places: Mapping[str, str]
@@ -31,6 +35,7 @@ class Traced:
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     turned: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     viewed: frozenset[str] = frozenset()
+    trained: frozenset[str] = frozenset()
 
     def function(self, reads: Sequence[str], makes: Sequence[str], device: Any) -> Callable[..., tuple[Any, ...]] | None:
         """The graph as a function of tensors of the program, which gives others; None where it has no such."""
@@ -72,15 +77,20 @@ class Traced:
 
 
 def traced_as(
-    graph: Any, program: TensorProgram, values: Mapping[Any, Any], held: Mapping[str, str], named: Mapping[str, str]
+    graph: Any, program: TensorProgram, values: Mapping[Any, Any], held: Mapping[str, Held], named: Mapping[str, str]
 ) -> Traced:
-    """The graph of which an import gave ``program``: ``values`` by its nodes, the names of what is ``held`` by placeholder, and
-    how results are ``named``."""
+    """The graph of which an import gave ``program``: ``values`` by its nodes, what is ``held`` by placeholder, and how results
+    are ``named``."""
     values = {n: x for n, x in values.items() if n.graph is graph.graph}  # others are inside of operators
     places = {n: x for n, x in values.items() if n.op == "placeholder"}
-    mine = {n.name: held.get(n.name, n.name) for n, x in places.items() if isinstance(x, Ref)}
+    mine = {n.name: held[n.name].name if n.name in held else n.name for n, x in places.items() if isinstance(x, Ref)}
     ends: dict[str, Any] = {}
     for node, x in values.items():
         if isinstance(x, Ref) and (name := named.get(x.name, x.name)) in program.producers:
             ends.setdefault(name, node)
-    return Traced(graph, mine, {n.name: x for n, x in places.items() if not isinstance(x, Ref)}, ends)
+    others = {n.name: x for n, x in places.items() if not isinstance(x, Ref)}
+    return Traced(graph, mine, others, ends, trained=frozenset(h.name for h in held.values() if _trained(h.value)))
+
+
+def _trained(x: Any) -> bool:
+    return getattr(x, "requires_grad", False) is True and x.is_floating_point()

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
+from typing import Protocol
 
 from fuser.aten import call as call_aten
 from fuser.ir.mugraph import LibraryKernel
@@ -78,10 +79,21 @@ class Piece:
     """Equal for pieces that do the same with tensors that lie alike."""
     whole: bool = False
     """All of a program: with what the compiler leaves to libraries, too."""
+    trained: tuple[bool, ...] = ()
+    """Which of its inputs require gradients where it was made."""
 
 
-Original = Callable[[Sequence[str], Sequence[str], Any], Run | None]
-"""Makes the function of which all of a plan was made: of what it reads, makes, and where; None where there is none."""
+class Original(Protocol):
+    """Of what all of a plan was made."""
+
+    @property
+    def trained(self) -> frozenset[str]:
+        """Names of what requires gradients there."""
+        ...
+
+    def function(self, reads: Sequence[str], makes: Sequence[str], device: Any) -> Run | None:
+        """It as a function of what it reads, and makes, and where; None where it is none."""
+        ...
 
 
 def joined(
@@ -110,7 +122,7 @@ def joined(
             if time.monotonic() < until:
                 with suppress(Exception), torch.no_grad():  # out of memory, too: these are examples
                     given = like(piece)
-                    graph = _traced(piece.run, given, piece.whole)
+                    graph = _traced(piece.run, given, piece.whole, piece.trained)
                     if graph is not None:
                         fill_places(graph, given)
                         made[piece.key] = build(graph, piece.run, given)
@@ -129,8 +141,8 @@ def joined(
 
     every = tuple(range(len(plan.launched)))
     if original is not None and (one := _piece(plan, every, table)) is not None and one.whole and not one.writes:
-        run = original(one.reads, one.makes, device)
-        if run is not None and (found := built(replace(one, run=run, key="original"))):
+        run, trained = original.function(one.reads, one.makes, device), tuple(n in original.trained for n in one.reads)
+        if run is not None and (found := built(replace(one, run=run, key="original", trained=trained))):
             return found
     return [p for numbers in _following(plan, alone) for p in pieces(numbers)]
 
@@ -241,9 +253,19 @@ def _example(x: Any, device: Any, held: bool, seed: int) -> Any:
     return found
 
 
-def _traced(run: Run, given: Sequence[Any], whole: bool = False) -> Any:
+def _traced(run: Run, given: Sequence[Any], whole: bool = False, trained: Sequence[bool] = ()) -> Any:
     """The function as a graph of torch's operators that writes its results at the end; None where its compiler has no kernels for
-    them, and less than the ``whole`` of a program is asked for."""
+    them, and less than the ``whole`` of a program is asked for. As for torch.compile those inputs that are ``trained`` require
+    gradients, by which torch decides how to take operators apart: where that can be."""
+    import torch
+
+    if any(trained):
+        with suppress(RuntimeError, NotImplementedError), torch.enable_grad():
+            return _graph_of(run, given, whole, trained)
+    return _graph_of(run, given, whole, ())
+
+
+def _graph_of(run: Run, given: Sequence[Any], whole: bool, trained: Sequence[bool]) -> Any:
     import torch
     import torch._inductor.lowering  # its decompositions need it and do not import it
     from torch._decomp import get_decompositions
@@ -255,6 +277,8 @@ def _traced(run: Run, given: Sequence[Any], whole: bool = False) -> Any:
 
     # kernels are named after operators: what is equal to a kernel of torch.compile's is then found, with its choice, in its cache
     with _fakes(given) as fakes, preserve_node_meta(), enable_python_dispatcher():
+        for x, needs in zip(fakes, trained, strict=False):
+            x.requires_grad_(needs)
         table = {**get_decompositions([getattr(torch.ops.aten, n).default for n in RESIZED]), **select_decomp_table()}
         graph: Any = make_fx(run, decomposition_table=table)(*fakes)
         for _ in range(2):  # some operators are made of others that write in place

@@ -147,7 +147,7 @@ def test_of_a_module_the_compiler_is_given_what_torch_traced(fails: bool) -> Non
         return None if fails and len(seen) == 1 else traced
 
     constants = {n: torch.from_numpy(v) for n, v in known.params.items()}
-    more = {"constants": constants, "build": build, "original": known.traced.function}
+    more = {"constants": constants, "build": build, "original": known.traced}
     run = Executable(plan(found.winner.candidate, []), device="cpu", **more)
     assert len(seen) == 1 + fails and sum("sort" in n for n in seen[0]) == 1  # then operators of ours as one
     made = dict(zip(run.outputs, run(x.T), strict=True))
