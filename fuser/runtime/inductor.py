@@ -13,6 +13,8 @@ from fuser.runtime.places import VIEWED
 
 FAR = 0.02
 """Relative error from which what the compiler made is something else."""
+AS_NEAR = 1.1
+"""How many times as far from what is exact as torch's own operators the compiler's may be."""
 FEW, TIED = 0.01, 0.1
 """Part of the elements that may be others; of what was sorted, or is the place of the largest, since half precision has equal
 numbers."""
@@ -21,33 +23,43 @@ TIES = (*ORDERS, "argmin", "argmax", "min.dim", "max.dim")
 
 def inductor(graph: Any, run: Run, given: Sequence[Any]) -> Run | None:
     """What torch's compiler makes of a function, loaded, where it agrees with the function itself, or with what that gives for
-    the same numbers in float32, to which it may be the nearer: operator by operator half precision overflows where one kernel
-    does not. What it does not take as a graph, in the context in which it was traced, it may take as a module."""
+    the same numbers in the next wider type, to which it may be as near: operator by operator half precision overflows where one
+    kernel does not, and of what cancels both have rounding errors alone. What it does not take as a graph, in the context in
+    which it was traced, it may take as a module."""
     whole = copy.deepcopy(graph)  # compiling a graph changes it
     other = TIED if any(word in str(n.target) for n in graph.graph.nodes for word in TIES) else FEW
     counted = [False] * len(given) + _counted(graph)
     for way in (_of_graph, _of_module):
         with suppress(Exception):
-            made, mine = way(graph, whole), [x.clone() for x in given]
-            found = (*mine, *made(*mine))
-            wanted = [x.clone() for x in given]
-            wanted += run(*wanted)
+            made = way(graph, whole)
+            found, wanted = _called(made, given), _called(run, given)
             if agree(found, wanted, other, counted):
                 return made
-            if any(map(_half, given)):
-                wide = [x.float() if _half(x) else x.clone() for x in given]
-                wide += run(*wide)
-                if agree(found, wide, other, counted) or all(map(_nearer, found, wanted, wide)):
-                    return made
+            exact = _called(run, _wider(given))
+            if agree(found, exact, other, counted) or all(map(_as_near, found, wanted, exact)):
+                return made
             if all(map(_finite, wanted)):
                 continue
             # what overflows in one order of operations may not in another: numbers near one say more
-            mine = [_gentle(x) for x in given]
-            wanted = [x.clone() for x in mine]
-            wanted += run(*wanted)
-            if all(map(_finite, wanted)) and agree((*mine, *made(*mine)), wanted, other, counted):
+            gentle = [_gentle(x) for x in given]
+            wanted = _called(run, gentle)
+            if all(map(_finite, wanted)) and agree(_called(made, gentle), wanted, other, counted):
                 return made
     return None
+
+
+def _called(run: Run, given: Sequence[Any]) -> tuple[Any, ...]:
+    """What a call leaves in copies of what it is given, and its results."""
+    mine = [x.clone() for x in given]
+    return (*mine, *run(*mine))
+
+
+def _wider(given: Sequence[Any]) -> list[Any]:
+    """The same numbers, those of half precision in float32; where there are none, in float64."""
+    import torch
+
+    halves, wide = any(map(_half, given)), torch.float64
+    return [x.float() if _half(x) else x.to(wide) if x.dtype is torch.float32 and not halves else x for x in given]
 
 
 def _finite(x: Any) -> bool:
@@ -59,14 +71,14 @@ def _gentle(x: Any) -> Any:
     return x.clone().tanh_().mul_(0.5).add_(1.0) if x.is_floating_point() else x.clone()
 
 
-def _nearer(x: Any, y: Any, exact: Any) -> bool:
-    """Whether a result is at least as near to the exact one as the function's own: where it rests on differences of what is
-    nearly equal, both are far away."""
+def _as_near(x: Any, y: Any, exact: Any) -> bool:
+    """Whether a result is about as near to the exact one as the function's own: where it rests on differences of what is nearly
+    equal, both are far away."""
     if not x.is_floating_point() or not exact.isfinite().all():
         return _alike(x, y, FEW)
     known = y.isfinite()  # elsewhere the function itself is of no help
     off, own = x.double() - exact, y.double() - exact
-    return bool(off[known].norm() <= own[known].norm() and off[~known].norm() <= FAR * exact[~known].double().norm())
+    return bool(off[known].norm() <= AS_NEAR * own[known].norm() and off[~known].norm() <= FAR * exact[~known].double().norm())
 
 
 def _half(x: Any) -> bool:
