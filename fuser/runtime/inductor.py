@@ -13,8 +13,9 @@ from fuser.runtime.places import VIEWED
 
 FAR = 0.02
 """Relative error from which what the compiler made is something else."""
-AS_NEAR = 1.1
-"""How many times as far from what is exact as torch's own operators the compiler's may be."""
+AS_NEAR, ROUNDED = 1.1, 0.1
+"""How many times as far from what is exact as torch's own operators the compiler's may be, where these are no farther than the
+second, relative to the norm: else they are simply wrong."""
 FEW, TIED = 0.01, 0.1
 """Part of the elements that may be others; of what was sorted, or is the place of the largest, since half precision has equal
 numbers."""
@@ -77,8 +78,9 @@ def _as_near(x: Any, y: Any, exact: Any) -> bool:
     if not x.is_floating_point() or not exact.isfinite().all():
         return _alike(x, y, FEW)
     known = y.isfinite()  # elsewhere the function itself is of no help
-    off, own = x.double() - exact, y.double() - exact
-    return bool(off[known].norm() <= AS_NEAR * own[known].norm() and off[~known].norm() <= FAR * exact[~known].double().norm())
+    off, own, size = ((t.double()[known]).norm() for t in (x - exact, y - exact, exact))
+    near = off <= own * (AS_NEAR if own <= ROUNDED * size else 1.0)
+    return bool(near and (x - exact)[~known].double().norm() <= FAR * exact[~known].double().norm())
 
 
 def _half(x: Any) -> bool:
