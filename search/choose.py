@@ -83,9 +83,10 @@ def check_products(program: TensorProgram) -> None:
 
 
 def compile_imported(known: Imported, spec: Device, device: str | None, how: How = USUAL) -> CompiledProgram:
-    """A program as one region or by parts; or what torch's compiler makes of it, where ``how`` has examples on which that is the
+    """A program as one region or by parts; or what torch's compiler makes of it, where both are to be measured and that is the
     faster."""
-    if how.examples is None or known.traced is None or not may_be_measured(device):
+    shown = set(known.inputs) <= set(how.examples or ())
+    if not (how.beside and shown and known.traced is not None and may_be_measured(device)):
         return _by_prices(known, spec, device, how)
     file = file_of(key_of(known), how.tuning.effort.name, device=spec) if how.tuning.memory.records is not None else None
     before = read(file) if file is not None else None
@@ -108,8 +109,7 @@ def _faster(found: CompiledProgram, known: Imported, spec: Device, how: How, fil
     how.say("measuring beside torch's compiler")
     with suppress(Exception):  # out of memory, say
         other = _rival(known, spec, found.device, how, found.realised.candidate.seconds)
-        if (values := _values(known, how.examples or {}, found.device)) is None:
-            return found
+        values = _values(known, how.examples or {}, found.device)
         beside = measured(partial(found.by_name, values), partial(other.by_name, values))
         if file is not None:
             write(file, beside)
@@ -118,14 +118,12 @@ def _faster(found: CompiledProgram, known: Imported, spec: Device, how: How, fil
     return found
 
 
-def _values(known: Imported, examples: Mapping[str, Any], device: str | None) -> dict[str, Any] | None:
-    """Examples that may be run with, on the device; None where these are none."""
+def _values(known: Imported, examples: Mapping[str, Any], device: str | None) -> dict[str, Any]:
+    """Examples that can be run with, on the device."""
     assert known.traced is not None
     places = {place: name for place, name in known.traced.places.items() if name in examples}
     found = within_bounds(known.traced.graph, {place: examples[name] for place, name in places.items()})
-    return (
-        None if found is None else {n: x.to(device) for n, x in {**examples, **{places[p]: x for p, x in found.items()}}.items()}
-    )
+    return {name: x.to(device) for name, x in {**examples, **{places[p]: x for p, x in found.items()}}.items()}
 
 
 def _rival(known: Imported, spec: Device, device: str | None, how: How, seconds: float) -> CompiledProgram:
@@ -139,18 +137,30 @@ def _of_one(
     known: Imported, spec: Device, device: str | None, how: How, done: Realised, traced: Traced | None = None
 ) -> CompiledProgram:
     more = (known.called, None, how.pool, known.orders)
-    return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, how.capture, None, *more, traced=traced)
+    return CompiledProgram(
+        known.program,
+        spec,
+        done,
+        device,
+        known.params,
+        known.inputs,
+        how.capture,
+        None,
+        *more,
+        traced=traced,
+        examples=how.examples,
+    )
 
 
 def _by_prices(known: Imported, spec: Device, device: str | None, how: How) -> CompiledProgram:
-    """As the model alone decides; with examples to measure on, what it doubts as well."""
+    """As the model alone decides; where it is measured in the end, what it doubts as well."""
     check_device(spec)
     check_products(known.program)
     jobs, waiting, model = cores() if how.jobs is None else how.jobs, None, None
     runs = device if how.compiled else None
     may_leave = how.theirs and device not in (None, "cpu") and not measures(how.tuning.effort)
     theirs = wholly(known.program, spec) if may_leave else None
-    most = limit(theirs) * (1.0 if how.examples is None else DOUBTED)
+    most = limit(theirs) * (DOUBTED if how.beside else 1.0)
 
     def whole(tuned: Tuned) -> CompiledProgram:
         done = as_it_stands(tuned) if tuned is theirs else made(tuned, spec, device, how)
@@ -190,7 +200,8 @@ def _by_prices(known: Imported, spec: Device, device: str | None, how: How) -> C
         theirs = alone
         return whole(alone)
     more = (known.called, None, how.pool, known.orders)
-    return CompiledProgram(model.program, spec, model.whole, runs, model.params, known.inputs, how.capture, model, *more)
+    mine = model.program, spec, model.whole, runs, model.params, known.inputs, how.capture, model
+    return CompiledProgram(*mine, *more, examples=how.examples)
 
 
 def compile_buckets(sized: Sized, sizes: Buckets, spec: Device, device: str | None, how: How) -> tuple[Bucket, ...]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -112,7 +113,9 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
     if options.dtype is not None:
         more = options.only("target", "device", "capture", "checked", "seed", "effort", "records")
         return _converted(known, _examples(program, known, inputs, keywords), options.dtype, more)
-    given: Mapping[str, Any] | None = None
+    given: Mapping[str, Any] = {}
+    if isinstance(program, Imported):
+        given = {n: x for n, x in zip(known.inputs, inputs, strict=False) if x is not None}
     if known.called is not None and hasattr(program, "forward"):
         from search.strided import as_results_lie
         from search.strided import as_they_lie
@@ -120,9 +123,10 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
 
         examples = _examples(program, known, inputs, keywords)
         known = as_they_lie(as_results_lie(with_views(known)), examples)
-        given = dict(zip(known.inputs, examples, strict=True)) if module_effort(options.effort)[1] else None
+        given = dict(zip(known.inputs, examples, strict=True))
     device, spec, tuning = _placed(options, known.program.name)
-    how = How(options.checked, options.seed, tuning, options.capture, theirs=known.traced is not None, examples=given)
+    how = How(options.checked, options.seed, tuning, options.capture, theirs=known.traced is not None)
+    how = replace(how, examples=given, beside=module_effort(options.effort)[1])
     chosen = (options.graph, options.schedule, options.superoptimize)
     if not any(chosen) and (found := taken(known, spec, device, how)):
         return found

@@ -88,6 +88,8 @@ class CompiledProgram(AsFunction):
     """Dimensions of inputs that the program has in another order than the module: as the example inputs lie."""
     traced: Traced | None = field(default=None, kw_only=True)
     """Torch's graph of a module that is left to its compiler as a whole."""
+    examples: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    """Values of the inputs by name, until kernels are loaded: with these what torch's compiler makes is tried."""
     beside: Beside | None = field(default=None, kw_only=True)
     """What was measured of it, and of what torch's compiler makes of it or of what was chosen else."""
     _replayed: Captured | None = field(default=None, init=False)
@@ -98,6 +100,7 @@ class CompiledProgram(AsFunction):
             self.model = self.model and replace(self.model, params=self.params)
         if self.device is not None:
             self._executable  # noqa: B018 - kernels are loaded now, not in the first call
+        self.examples = None
 
     @property
     def found(self) -> tuple[Realised, ...]:
@@ -139,7 +142,8 @@ class CompiledProgram(AsFunction):
 
         artifacts = [a for _, a in paired(self.graph, self.artifacts)] if self.artifacts else None
         build = None if self.device == "cpu" else inductor
-        more = {"build": build, "original": self.traced}
+        examples = laid(self.examples, self.orders, self.program) if self.examples is not None else None
+        more = {"build": build, "original": self.traced, "examples": examples}
         return Executable(self._planned, device=self.device, artifacts=artifacts, constants=self._constants(), **more)
 
     @cached_property

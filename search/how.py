@@ -17,8 +17,9 @@ from search.tuner.tuning import Tuning
 class How:
     """How kernels are chosen and compiled: what ``tuning`` chooses, by ``jobs`` processes that price and compile (None: one for
     each core). ``say`` is told each stage as it begins. Without ``compiled`` kernels are chosen and verified alone; ``ours``: our
-    own runtime is to call the libraries; ``theirs``: torch's compiler may be given all of it. With ``examples``, values of the
-    inputs by name, what was chosen is measured beside what torch's compiler makes of all of it. ``pool`` holds the weights."""
+    own runtime is to call the libraries; ``theirs``: torch's compiler may be given all of it. ``pool`` holds the weights.
+    ``examples`` are values of the inputs by name, with which what torch's compiler makes is tried; with ``beside`` what was
+    chosen is measured on them beside what that makes of all of it."""
 
     checked: bool = True
     seed: int = 0
@@ -30,6 +31,7 @@ class How:
     ours: bool = True
     theirs: bool = False
     examples: Mapping[str, Any] | None = None
+    beside: bool = False
     pool: Pool | None = None
 
 

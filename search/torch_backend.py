@@ -252,8 +252,9 @@ class Door:
         graph, kept, run, into = _functional(with_numbers(self.module, self.numbers, args), args, self._kept)
         places = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
         fixed = {n for n, s in zip(places, self.sources, strict=True) if _is_static(s)} if len(places) == len(args) else ()
+        examples = {n: x for n, x in zip(places, args, strict=False) if isinstance(x, torch.Tensor) and len(places) == len(args)}
         replayed = frozenset(fixed) if self.settings.cudagraphs else None
-        inner, found = pieces(graph, Givens({places[i]: args[i] for i in kept}, replayed), "graph", where, options)
+        inner, found = pieces(graph, Givens({places[i]: args[i] for i in kept}, replayed, examples), "graph", where, options)
         into.append(inner)
         for why in dict.fromkeys(p.why for p in found if p.why):
             self._say(f"torch runs a part of a graph that could not be compiled: {why}")

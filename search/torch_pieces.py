@@ -50,15 +50,17 @@ class Piece:
 @dataclass(frozen=True)
 class Givens:
     """What is known of placeholders: ``held`` never change, and have a value by name; ``replayed``: calls replay CUDA graphs
-    (None: they do not), in which those named are read where they lie."""
+    (None: they do not), in which those named are read where they lie; ``examples`` are values of a call."""
 
     held: Mapping[str, Any] = field(default_factory=dict)
     replayed: frozenset[str] | None = None
+    examples: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, names: Mapping[str, str]) -> Givens:
         """For another graph, whose placeholders have ``names`` in this one."""
         replayed = None if self.replayed is None else frozenset(k for k, v in names.items() if v in self.replayed)
-        return Givens({k: self.held[v] for k, v in names.items() if v in self.held}, replayed)
+        held, examples = ({k: of[v] for k, v in names.items() if v in of} for of in (self.held, self.examples))
+        return Givens(held, replayed, examples)
 
 
 def pieces(module: Any, givens: Givens, name: str, where: Any, options: Mapping[str, Any]) -> tuple[Any, list[Piece]]:
@@ -214,7 +216,8 @@ def compiled(module: Any, givens: Givens, name: str, options: Mapping[str, Any])
         if givens.replayed is None:
             lying = {n.name: n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"}
             known = as_they_lie(known, [lying[n] for n in known.inputs])
-        made = compile_program(known, **options)
+        tensors = [givens.examples.get(n) for n in known.inputs]
+        made = compile_program(known, tensors, **options)
     except Exception as error:  # noqa: BLE001 - torch runs a graph that cannot be compiled, whatever the reason
         return Piece(eager.run, None, first_line(error))
     if not any(isinstance(k, BlockGraph) or joined_as(k) for k in made.graph.kernels):

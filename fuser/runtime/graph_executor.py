@@ -67,8 +67,8 @@ class Executable:
     inside of some library kernels. (An input that is not contiguous, or not aligned to 16 bytes, is copied.)
     Addresses that come again are remembered, so that the next call on the same tensors only launches.
     ``constants`` are inputs that never change (weights): they are checked once and are not arguments. ``build`` makes kernels of
-    calls of torch that follow one another (:mod:`fuser.runtime.joined`), or of the ``original`` of all. On ``device="cpu"``
-    kernels run in Triton's interpreter.
+    calls of torch that follow one another (:mod:`fuser.runtime.joined`), or of the ``original`` of all; they are tried
+    on ``examples`` of the inputs, by name. On ``device="cpu"`` kernels run in Triton's interpreter.
 
     Calls may come from several threads and streams: they share the workspace and are ordered one after another. There is no
     backward: inputs that require a gradient are refused.
@@ -84,6 +84,7 @@ class Executable:
         constants: Mapping[str, Any] | None = None,
         build: Build | None = None,
         original: Original | None = None,
+        examples: Mapping[str, Any] | None = None,
     ) -> None:
         import torch
 
@@ -109,7 +110,7 @@ class Executable:
         made = self.plan.adopted
         self._forms = {n: torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for n, t in self.plan.table.items()}
         lying = {**self._forms, **self.intermediates, **self.constants}
-        self._pieces = joined(self.plan, lying, self.device, build, self.constants, original) if build else []
+        self._pieces = joined(self.plan, lying, self.device, build, self.constants, original, examples) if build else []
         self._made = tuple(i for i, s in enumerate(self._outputs) if s.name in made)
         self._ends = (*self._inputs, *(s for s in self._outputs if s.name not in made))
         self._held = held_by_libraries(self.plan) - set(self.constants) | made

@@ -35,6 +35,7 @@ from fuser.runtime.places import PLACED
 from fuser.runtime.places import fill_places
 from fuser.runtime.places import memory_of
 from fuser.runtime.places import sorts
+from fuser.runtime.places import within_bounds
 from fuser.runtime.plan import Plan
 from fuser.runtime.torch_program import apply
 
@@ -103,18 +104,23 @@ def joined(
     build: Build,
     constants: Collection[str] = (),
     original: Original | None = None,
+    examples: Mapping[str, Any] | None = None,
 ) -> list[Piece]:
-    """The pieces of a plan of which ``build`` makes something, of tensors like those in ``table``, and of ``constants`` there. A
-    piece that is all of it does what the ``original`` does."""
+    """The pieces of a plan of which ``build`` makes something, of tensors like those in ``table``, of ``constants`` there, and of
+    ``examples`` of the inputs, by name. A piece that is all of it does what the ``original`` does."""
     import torch
 
     until, made = time.monotonic() + SECONDS, dict[Any, Run | None]()
 
     def like(piece: Piece) -> list[Any]:
-        names = (*piece.reads, *piece.writes)
-        held = [root_of(n, plan.views) in constants for n in names]
-        pairs = zip(names, held, strict=True)
-        return [_example(value_of(n, plan.views, table), device, h, i) for i, (n, h) in enumerate(pairs)]
+        found = []
+        for i, name in enumerate((*piece.reads, *piece.writes)):
+            x, known = value_of(name, plan.views, table), (examples or {}).get(name)
+            held = (
+                x if root_of(name, plan.views) in constants else known if known is not None and known.shape == x.shape else None
+            )
+            found.append(_example(x, device, held, i))
+        return found
 
     def built(piece: Piece) -> list[Piece]:
         if piece.key not in made:
@@ -124,6 +130,8 @@ def joined(
                     given = like(piece)
                     graph = _traced(piece.run, given, piece.whole, piece.trained)
                     if graph is not None:
+                        places = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
+                        given = list(within_bounds(graph, dict(zip(places, given, strict=True))).values())
                         fill_places(graph, given)
                         made[piece.key] = build(graph, piece.run, given)
         run = made[piece.key]
@@ -236,16 +244,18 @@ def _steps_to(plan: Plan, name: str) -> tuple[Any, ...]:
     return found
 
 
-def _example(x: Any, device: Any, held: bool, seed: int) -> Any:
-    """A tensor that lies alike, with the same elements where they are ``held``; else with random ones, or zero, which is a place
-    in any tensor. Each has a ``seed`` of its own: of equal tensors differences and angles are rounding errors, in which no two
-    forms of a function agree."""
+def _example(x: Any, device: Any, held: Any, seed: int) -> Any:
+    """A tensor that lies alike, with the elements of what is ``held``; else with random ones, or zero, which is a place in any
+    tensor. Each has a ``seed`` of its own: of equal tensors differences and angles are rounding errors, in which no two forms of
+    a function agree."""
     import torch
 
     found = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
     memory = memory_of(found)
-    if held:
+    if held is x:
         memory.copy_(x.as_strided(memory.shape, (1,)))
+    elif held is not None:
+        found.copy_(held)
     elif x.is_floating_point():
         memory.normal_(generator=torch.Generator(device).manual_seed(seed))  # the user's numbers stay as they are
     else:

@@ -96,10 +96,10 @@ def sorts(node: Any) -> bool:
     return str(node.target).startswith("aten.sort.")
 
 
-def within_bounds(graph: Any, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a graph can be run with, like what is ``given`` by the names of its placeholders: whole numbers that are computed
-    with, and places that there are not, become zeros, which are places in any tensor. None where there is a NaN: a place that is
-    computed of that may be anywhere."""
+def within_bounds(graph: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a graph can be run with, like what is ``given`` by the names of its placeholders: whole numbers of which some are no
+    places where they say places become zeros, and what is not a number random numbers. Whole numbers that are computed with
+    stay: whoever gave them calls with such."""
     import torch
 
     found = dict(given)
@@ -108,14 +108,11 @@ def within_bounds(graph: Any, given: Mapping[str, Any]) -> dict[str, Any] | None
         if node.op != "placeholder" or not isinstance(x, torch.Tensor) or x.dtype is torch.bool:
             continue
         if x.is_floating_point() or x.is_complex():
-            if x.isnan().any():
-                return None
+            found[node.name] = torch.randn_like(x) if x.is_floating_point() and x.isnan().any() else x
         elif not _within(x, _extent(node)):
-            found[node.name] = torch.full_like(x, int(any(_divides_by(node, u) for u in node.users)))
+            found[node.name] = torch.zeros_like(x)
     return found
 
 
 def _within(x: Any, extent: float | None) -> bool:
-    if extent is None or not x.numel():
-        return extent is not None
-    return extent == math.inf or bool(x.min() >= 0 and x.max() < extent)
+    return extent in (None, math.inf) or not x.numel() or bool(x.min() >= 0 and x.max() < extent)

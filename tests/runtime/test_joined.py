@@ -8,12 +8,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from fuser.ir.builder import Builder  # noqa: E402
+from fuser.ir.candidate import Candidate  # noqa: E402
 from fuser.ir.mugraph import KernelGraph  # noqa: E402
 from fuser.ir.mugraph import LibraryKernel  # noqa: E402
 from fuser.ir.opdef import JOINED  # noqa: E402
 from fuser.ir.program import Tensor  # noqa: E402
 from fuser.ir.schedule import Schedule  # noqa: E402
 from fuser.runtime.graph_executor import Executable  # noqa: E402
+from fuser.runtime.plan import plan  # noqa: E402
 
 
 def graph() -> KernelGraph:
@@ -233,7 +236,7 @@ def test_a_place_of_which_a_remainder_is_taken_too_is_a_place() -> None:
         return (x.index_copy(0, at, rows).index_fill(1, at[:3] % x.shape[1], -1.0),)
 
     like = torch.empty(20, 7), torch.empty(9, dtype=torch.int64), torch.empty(9, 7)
-    given = [_example(x, "cpu", False, i) for i, x in enumerate(like)]
+    given = [_example(x, "cpu", None, i) for i, x in enumerate(like)]
     fill_places(_traced(run, given), given)
     assert len(given[1].unique()) == 9 and 0 <= given[1].min() <= given[1].max() < 20
 
@@ -465,3 +468,24 @@ def test_of_what_cancels_in_float32_both_are_as_near(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(inductor, "_of_graph", lambda *_, form=form: form)
         monkeypatch.setattr(inductor, "_of_module", lambda *_, form=form: form)
         assert (inductor.inductor(make_fx(forces)(x), forces, [x]) is form) == taken
+
+
+def test_what_the_compiler_makes_is_tried_on_examples() -> None:
+    """Of numbers that it computes places from zeros were none, and a GPU stops for all of a process."""
+    b = Builder("picked", "float32")
+    x, k = b.input("X", (4, 8)), b.input("K", (4, 1), "int64")
+    program = b.build(Y=b.op("mul", x, b.op("cast", k, dtype="float32")))
+    kernels = tuple(
+        LibraryKernel(n.output, n.op, n.inputs, n.output, tuple(sorted({**program.bound(n), JOINED: True}.items())))
+        for n in program.nodes
+    )
+    graph = KernelGraph("picked", program.inputs, kernels, program.outputs, tuple(program[n] for n in ("X", "K", "Y")))
+    seen: list[Any] = []
+
+    def build(_: Any, run: Any, given: Any) -> Any:
+        seen.append([x.clone() for x in given])
+        return run
+
+    places = torch.tensor([[3], [1], [7], [2]])
+    Executable(plan(Candidate(graph.validate(), Schedule(())), []), device="cpu", build=build, examples={"K": places})
+    assert any(torch.equal(x, places) for given in seen for x in given)
