@@ -17,6 +17,8 @@ from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import living
 
+MOVED = tuple(f"aten.{n}." for n in ("squeeze", "unsqueeze", "view", "reshape", "flatten"))
+"""Views that leave elements in their order."""
 LARGEST = 1 << 22
 """Elements of views that are compared one by one."""
 
@@ -33,7 +35,7 @@ def with_views(known: Imported) -> Imported:
     outputs = tuple(dict.fromkeys(n for n in wanted if n))
     program = living(replace(known.program, outputs=outputs), known.inputs) if outputs else known.program
     params = {n: x for n, x in known.params.items() if n in program.inputs}
-    shown = frozenset(r.base for r in results if r.base and not r.name) - {r.name for r in results}
+    shown = frozenset(r.base for r in results if _in_order(r, known.program)) - {r.name for r in results}
     traced = known.traced and replace(known.traced, viewed=shown)
     return replace(known, program=program, params=params, called=replace(known.called, results=results), traced=traced)
 
@@ -52,6 +54,15 @@ def _worth(program: TensorProgram, inputs: Sequence[str], results: Sequence[Resu
         if whole or (same and shared(base, [r.views for r in views])):
             found.add(name)
     return found
+
+
+def _in_order(result: Result, program: TensorProgram) -> bool:
+    """Whether a result is a view that has all elements of what is computed in their order: others torch's compiler writes in an
+    order of its own."""
+    made = program.producers.get(result.base)
+    if result.name or made is None or made.op == "transpose":
+        return False
+    return all(str(call).startswith(MOVED) for call, *_ in result.views)
 
 
 def _empty(tensor: Tensor) -> Any:
