@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import asdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,10 @@ from fuser.files import BAD_VALUE
 from fuser.frontends.imported import Imported
 from fuser.lower.assembler import compiler
 from fuser.lower.compile import cache_dir
+from fuser.runtime.capture import capture_calls
+from fuser.runtime.inductor import FEW
 from fuser.runtime.inductor import TIED
+from fuser.runtime.inductor import TIES
 from fuser.runtime.inductor import agree
 from search.measure.machine import gpu_at_hand
 from search.measure.versions import with_libraries
@@ -62,7 +67,7 @@ class Beside:
 
     def __str__(self) -> str:
         if not self.agree:
-            return "our kernels and those of torch's compiler differ in their results on this GPU: torch's are taken"
+            return "our kernels fail on this GPU, or differ in their results from those of torch's compiler: torch's are taken"
         mine, its = (self.ours_calls, self.theirs_calls) if self.ours_graph is None else (self.ours_graph, self.theirs_graph)
         graph = "" if self.ours_graph is None else " in a CUDA graph"
         calls = (
@@ -72,29 +77,34 @@ class Beside:
         return f"measured{graph}: our kernels {mine:.1f} µs, those of torch's compiler {its:.1f}{calls}; {which}"
 
 
-def measured(ours: Callable[[], Any], theirs: Callable[[], Any]) -> Beside:
-    """Both called, compared, and timed in turn on torch's current GPU. Raises what they raise."""
+def measured(
+    ours: Callable[[], Any], theirs: Callable[[], Any], device: Any, tied: bool = False, compared: bool = True
+) -> Beside:
+    """Both called, compared, and timed in turn on a GPU. Of what is ``tied`` equal elements may be ordered either way. Raises
+    what theirs raises; where ours raises it is not to be taken, but for want of memory."""
     import torch
 
-    from search.measure.replays import captured
     from search.measure.replays import in_turn
 
     def times(calls: Mapping[str, Callable[[], Any]]) -> list[float]:
         found = in_turn(calls, ROUNDS, SECONDS, LEAST)
         return [statistics.median(found[name]) for name in ("ours", "theirs")]
 
-    with torch.no_grad():
-        mine, its = ours(), theirs()
-        mine, its = _tensors(mine), _tensors(its)
-        same = agree(mine, its, TIED, [True] * len(its), APART)
+    gpu = torch.device(device).type == "cuda"
+    with torch.no_grad(), torch.cuda.device(device) if gpu else nullcontext():
+        its = _tensors(theirs())
+        try:
+            mine = _tensors(ours())
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - whatever it is, it does not run
+            return Beside(*times({"ours": theirs, "theirs": theirs}), agree=False)
+        same = not compared or agree(mine, its, TIED if tied else FEW, [True] * len(its), APART)
         del mine, its
         graphs: dict[str, Any] = {}
-        try:
-            for name, call in (("ours", ours), ("theirs", theirs)):
-                graphs[name] = captured(call)
-        except RuntimeError:  # a library that waits for the GPU
-            graphs = {}
-        replays = times({n: replay for n, (_, replay) in graphs.items()}) if graphs else (None, None)
+        with suppress(RuntimeError):  # a library that waits for the GPU
+            graphs = {name: capture_calls([call], warm=True) for name, call in (("ours", ours), ("theirs", theirs))}
+        replays = times({n: graph.replay for n, graph in graphs.items()}) if graphs else (None, None)
         return Beside(*times({"ours": ours, "theirs": theirs}), *replays, agree=same)
 
 
@@ -115,10 +125,15 @@ def may_be_measured(device: str | None) -> bool:
 # -- kept -----------------------------------------------------------------------------------------------------------------------
 
 
-def file_of(*what: str, device: object) -> Path:
-    """Where an answer is kept: by what was compiled, the device, and the versions of all that made it."""
-    versions = (kept.source_hash("fuser", "cost_model", "search"), with_libraries(compiler()), repr(gpu_at_hand(None)))
-    return cache_dir("beside") / f"{kept.text_hash(*what, repr(device), *versions)}.json"
+def file_of(*what: str, device: str | None) -> Path:
+    """Where an answer is kept: by what was compiled and how, the GPU, and the versions of all that made it."""
+    versions = (kept.source_hash("fuser", "cost_model", "search"), with_libraries(compiler()), repr(gpu_at_hand(device)))
+    return cache_dir("beside") / f"{kept.text_hash(*what, *versions)}.json"
+
+
+def is_tied(graph: Any) -> bool:
+    """Whether an operator of a graph orders elements, of which some may be equal."""
+    return any(word in str(n.target) for n in graph.graph.nodes for word in TIES)
 
 
 def key_of(known: Imported) -> str:
@@ -143,7 +158,8 @@ def read(file: Path) -> Beside | None:
         (value,) = kept.read(file)
         found = Beside(**value)
         numbers = [x for x in (found.ours_calls, found.theirs_calls, found.ours_graph, found.theirs_graph) if x is not None]
-        return found if all(math.isfinite(x) and x > 0 for x in numbers) else None
+        timed = isinstance(found.ours_calls, float) and isinstance(found.theirs_calls, float)
+        return found if timed and all(math.isfinite(x) and x > 0 for x in numbers) else None
     except (*BAD_VALUE, TypeError):  # there is none, or this program did not write it
         return None
 

@@ -26,6 +26,7 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.triton_source import generate_graph
 from fuser.pools import Children
 from fuser.pools import cores
+from fuser.runtime.places import telling
 from fuser.runtime.places import within_bounds
 from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
@@ -33,6 +34,7 @@ from fuser.superopt.verify.verdicts import accepted
 from search.beside import DOUBTED
 from search.beside import FAR_AHEAD
 from search.beside import file_of
+from search.beside import is_tied
 from search.beside import key_of
 from search.beside import may_be_measured
 from search.beside import measured
@@ -88,13 +90,14 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
     shown = set(known.inputs) <= set(how.examples or ())
     if not (how.beside and shown and known.traced is not None and may_be_measured(device)):
         return _by_prices(known, spec, device, how)
-    file = file_of(key_of(known), how.tuning.effort.name, device=spec) if how.tuning.memory.records is not None else None
+    what = key_of(known), repr(how.tuning.effort), repr(spec)
+    file = file_of(*what, device=device) if how.tuning.memory.records is not None else None
     before = read(file) if file is not None else None
     if before is None:
-        found = _by_prices(known, spec, device, how)
+        found = _by_prices(known, spec, device, how, DOUBTED)
         return found if found.traced is not None else _faster(found, known, spec, how, file)
     us = before.theirs_graph or before.theirs_calls
-    found = _by_prices(known, spec, device, how) if before.ours else _rival(known, spec, device, how, us * 1e-6)
+    found = _by_prices(known, spec, device, how, DOUBTED) if before.ours else _rival(known, spec, device, how, us * 1e-6)
     found.beside = before
     return found
 
@@ -107,10 +110,13 @@ def _faster(found: CompiledProgram, known: Imported, spec: Device, how: How, fil
     if (ahead or large) and not measures(how.tuning.effort):
         return found
     how.say("measuring beside torch's compiler")
-    with suppress(Exception):  # out of memory, say
+    stopped = (KeyboardInterrupt,) if measures(how.tuning.effort) else ()  # what a search has found is not lost
+    with suppress(Exception, *stopped):  # out of memory, say
         other = _rival(known, spec, found.device, how, found.realised.candidate.seconds)
         values = _values(known, how.examples or {}, found.device)
-        beside = measured(partial(found.by_name, values), partial(other.by_name, values))
+        both = partial(found.by_name, values), partial(other.by_name, values)
+        assert known.traced is not None
+        beside = measured(*both, found.device, is_tied(known.traced.graph), all(map(telling, values.values())))
         if file is not None:
             write(file, beside)
         found = found if beside.ours else other
@@ -152,15 +158,15 @@ def _of_one(
     )
 
 
-def _by_prices(known: Imported, spec: Device, device: str | None, how: How) -> CompiledProgram:
-    """As the model alone decides; where it is measured in the end, what it doubts as well."""
+def _by_prices(known: Imported, spec: Device, device: str | None, how: How, times: float = 1.0) -> CompiledProgram:
+    """As the model alone decides; a plan may take so many ``times`` as long as is wanted of it else."""
     check_device(spec)
     check_products(known.program)
     jobs, waiting, model = cores() if how.jobs is None else how.jobs, None, None
     runs = device if how.compiled else None
     may_leave = how.theirs and device not in (None, "cpu") and not measures(how.tuning.effort)
     theirs = wholly(known.program, spec) if may_leave else None
-    most = limit(theirs) * (DOUBTED if how.beside else 1.0)
+    most = limit(theirs) * times
 
     def whole(tuned: Tuned) -> CompiledProgram:
         done = as_it_stands(tuned) if tuned is theirs else made(tuned, spec, device, how)

@@ -67,7 +67,8 @@ def compile_program(
     ``effort``: with ``instant`` nothing is measured, but what was measured before is taken where the program, the device and
     the versions are the same; else the model alone decides. ``sure``, which modules have by default, is the same and then, where
     they run on the GPU at hand, measures what was chosen beside what torch's compiler makes of the module, on the example inputs,
-    and keeps the faster (:mod:`search.beside`). ``quick`` measures kernels on the GPU at hand until it has converged,
+    and keeps the faster (:mod:`search.beside`; not of a conversion by ``dtype``, of ``buckets``, of over 200 operators, nor where
+    the model has no doubt). ``quick`` measures kernels on the GPU at hand until it has converged,
     ``full:SECONDS`` so long; Ctrl-C ends it with the best so far. What was found is kept in ``records``: by default those of the
     user (in the cache folder) with the package's beside, else a file of records, or JSON lines that an application ships;
     False for none.
@@ -126,9 +127,11 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
         given = dict(zip(known.inputs, examples, strict=True))
     device, spec, tuning = _placed(options, known.program.name)
     how = How(options.checked, options.seed, tuning, options.capture, theirs=known.traced is not None)
-    how = replace(how, examples=given, beside=module_effort(options.effort)[1])
+    pieces = isinstance(program, Imported)  # all of them are measured together
+    how = replace(how, examples=given, beside=not pieces and module_effort(options.effort)[1])
     chosen = (options.graph, options.schedule, options.superoptimize)
-    if not any(chosen) and (found := taken(known, spec, device, how)):
+    compared = how.beside and known.traced is not None
+    if not any(chosen) and not compared and (found := taken(known, spec, device, how)):
         return found
     from search.choose import as_one
     from search.choose import compile_imported
@@ -137,7 +140,8 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
         return compile_imported(known, spec, device, how)
     done = as_one(known.program, spec, device, chosen, how)
     more = (known.called, None, None, known.orders)
-    return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, how.capture, None, *more)
+    mine = known.program, spec, done, device, known.params, known.inputs, how.capture, None
+    return CompiledProgram(*mine, *more, examples=how.examples)
 
 
 def _placed(options: Options, name: str) -> tuple[str | None, Device, Tuning]:

@@ -264,7 +264,8 @@ class Door:
         usual = where.type == "cuda" and replayed is None and not (self.symbolic or self._writing or drawing(graph))
         if beside and usual and any(p.made for p in found):
             whole = partial(by_torchs_compiler, self.module, args)
-            if (other := faster(graph, run, whole, args, where, self.settings.records is not False)) is not None:
+            key = None if self.settings.records is False else repr(self.settings)
+            if (other := faster(graph, run, whole, args, where, key)) is not None:
                 return Made(other)
         watched = [i for i in kept if not self.settings.freeze or _is_static(self.sources[i], "buffers")]
         constants = tuple((i, args[i].data_ptr(), writes(args[i])) for i in watched)

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from fuser.runtime.places import telling
 from fuser.runtime.places import within_bounds
 from search.beside import file_of
+from search.beside import is_tied
 from search.beside import key_of_graph
 from search.beside import may_be_measured
 from search.beside import measured
@@ -21,22 +23,24 @@ from search.cover.theirs import LARGEST
 Run = Callable[..., Any]
 
 
-def faster(graph: Any, ours: Run, theirs: Callable[[], Run], args: Sequence[Any], device: Any, keeps: bool) -> Run | None:
+def faster(graph: Any, ours: Run, theirs: Callable[[], Run], args: Sequence[Any], device: Any, key: str | None) -> Run | None:
     """What torch's compiler makes of a graph of ATen operators, where it is the faster with ``args``; None where ``ours`` stays.
-    ``keeps``: the answer is kept, and a kept one taken."""
+    ``key`` says how ours was made: the answer is kept by it, and a kept one taken (None: not)."""
     places = [n for n in graph.graph.nodes if n.op == "placeholder"]
     computing = sum(n.op == "call_function" and not getattr(n.target, "is_view", False) for n in graph.graph.nodes)
     if len(places) != len(args) or computing > LARGEST or not may_be_measured("cuda"):
         return None
     with suppress(Exception):  # out of memory, or nothing for a compiler
-        file = file_of(key_of_graph(graph), device=device) if keeps else None
+        file = file_of(key_of_graph(graph), key, device=str(device)) if key is not None else None
         before = read(file) if file is not None else None
         if before is not None:
             return None if before.ours else theirs()
         found = within_bounds(graph, {n.name: x for n, x in zip(places, args, strict=True)})
         values = [x.detach() if isinstance(x, torch.Tensor) else x for x in found.values()]
         other = theirs()
-        beside = measured(lambda: ours(*values), lambda: other(*values))
+        floats = [x for x in values if isinstance(x, torch.Tensor)]
+        both = (lambda: ours(*values)), (lambda: other(*values))
+        beside = measured(*both, device, is_tied(graph), all(map(telling, floats)))
         if file is not None:
             write(file, beside)
         return None if beside.ours else other

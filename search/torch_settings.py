@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dataclasses import fields
 from typing import Any
 
+from fuser.checks import require_type
 from fuser.device import load_device
 from fuser.errors import UsageError
 from search.tuner.efforts import module_effort
@@ -46,6 +47,7 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
         )
     if not isinstance(settings.shapes, int) or settings.shapes < 1:
         raise UsageError(f"shapes={settings.shapes!r} is no number of sizes", "pass 1 or more")
+    require_type("effort", settings.effort, str, type(None))
     module_effort(settings.effort)
     if isinstance(settings.target, str):
         load_device(settings.target)

@@ -36,9 +36,10 @@ def inductor(graph: Any, run: Run, given: Sequence[Any]) -> Run | None:
             found, wanted = _called(made, given), _called(run, given)
             if agree(found, wanted, other, counted):
                 return made
-            exact = _called(run, _wider(given))
-            if agree(found, exact, other, counted) or all(map(_as_near, found, wanted, exact)):
-                return made
+            with suppress(Exception):  # constants may be of the narrower type
+                exact = _called(run, _wider(given))
+                if agree(found, exact, other, counted) or all(map(_as_near, found, wanted, exact)):
+                    return made
             if all(map(_finite, wanted)):
                 continue
             # what overflows in one order of operations may not in another: numbers near one say more
@@ -144,7 +145,7 @@ def _alike(x: Any, y: Any, other: float, counted: bool = False, far: float = FAR
     import torch
 
     if not x.is_floating_point():  # a number that was rounded the other way, a place of one that is as large
-        near = counted and (x - y).double().norm() <= far * y.double().norm()
+        near = counted and (x.double() - y.double()).norm() <= far * y.double().norm()
         return bool(near or (x != y).double().mean() <= other)
     if not torch.equal(x.isnan(), y.isnan()):
         return False

@@ -35,6 +35,7 @@ from fuser.runtime.places import PLACED
 from fuser.runtime.places import fill_places
 from fuser.runtime.places import memory_of
 from fuser.runtime.places import sorts
+from fuser.runtime.places import telling
 from fuser.runtime.places import within_bounds
 from fuser.runtime.plan import Plan
 from fuser.runtime.torch_program import apply
@@ -115,10 +116,11 @@ def joined(
     def like(piece: Piece) -> list[Any]:
         found = []
         for i, name in enumerate((*piece.reads, *piece.writes)):
-            x, known = value_of(name, plan.views, table), (examples or {}).get(name)
-            held = (
-                x if root_of(name, plan.views) in constants else known if known is not None and known.shape == x.shape else None
-            )
+            x, held = value_of(name, plan.views, table), (examples or {}).get(name)
+            if root_of(name, plan.views) in constants:
+                held = x
+            elif held is not None and (held.shape != x.shape or not telling(held)):
+                held = None
             found.append(_example(x, device, held, i))
         return found
 
@@ -270,7 +272,7 @@ def _traced(run: Run, given: Sequence[Any], whole: bool = False, trained: Sequen
     import torch
 
     if any(trained):
-        with suppress(RuntimeError, NotImplementedError), torch.enable_grad():
+        with suppress(Exception), torch.enable_grad():  # some operators have no derivative
             return _graph_of(run, given, whole, trained)
     return _graph_of(run, given, whole, ())
 

@@ -96,6 +96,11 @@ def sorts(node: Any) -> bool:
     return str(node.target).startswith("aten.sort.")
 
 
+def telling(x: Any) -> bool:
+    """Whether something can be seen of a function by an example: numbers that are all the same have no differences."""
+    return not x.is_floating_point() or x.numel() < 2 or bool(x.isfinite().all() and (x != x.flatten()[0]).any())
+
+
 def within_bounds(graph: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a graph can be run with, like what is ``given`` by the names of its placeholders: whole numbers of which some are no
     places where they say places become zeros, and what is not a number random numbers. Whole numbers that are computed with

@@ -28,6 +28,9 @@ def effort_of(text: str, model: str = REFINED) -> Effort:
 
 def module_effort(text: str | None) -> tuple[Effort, bool]:
     """How hard to look for kernels of a module, and whether they are measured beside those of torch's compiler; None: usual."""
+    if text is not None and text.partition(":")[0] not in (SURE, *EFFORTS):
+        hint = f"efforts are {WORDS}, and of modules sure (instant, then beside torch's compiler)"
+        raise UsageError(f"there is no effort {text!r}", hint)
     effort = effort_of("instant" if text in (None, SURE) else text)
     return effort, text in (None, SURE) or measures(effort)
 

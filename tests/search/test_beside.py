@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], list[str]
             return {"ours": [ours] * 3, "theirs": [theirs] * 3}
 
         monkeypatch.setattr(replays, "in_turn", in_turn)
-        monkeypatch.setattr(replays, "captured", lambda call: (call(), call))
+        monkeypatch.setattr(beside, "capture_calls", lambda calls, warm: SimpleNamespace(replay=calls[0]))
         return seen
 
     monkeypatch.setattr(choose, "may_be_measured", lambda _: True)
@@ -150,6 +151,40 @@ def test_of_two_that_differ_torchs_is_taken(timed: Callable[[float, float], list
         run = fuser.compile(module, (x,), device="cpu", checked=False)
     assert not run.graph.blocks
     assert "differ in their results" in " ".join(run.explain().split())
+
+
+def test_what_does_not_run_is_left(timed: Callable[[float, float], list[str]]) -> None:
+    timed(1.0, 2.0)
+
+    def fails() -> Any:
+        raise RuntimeError("CUDA error")
+
+    def full() -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    one = torch.randn(4)
+    assert not beside.measured(fails, lambda: one, "cpu").ours
+    for both in ((full, lambda: one), (lambda: one, fails)):
+        with pytest.raises(RuntimeError):
+            beside.measured(*both, "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16])
+def test_results_of_any_type_are_compared(timed: Callable[[float, float], list[str]], dtype: Any) -> None:
+    timed(1.0, 2.0)
+    x = torch.tensor([0, 1, 1, 0, 1] * 8).to(dtype)
+    other = ~x if dtype is torch.bool else x + 1
+    assert beside.measured(lambda: x, x.clone, "cpu").ours
+    assert not beside.measured(lambda: other, lambda: x, "cpu").ours
+    assert beside.measured(lambda: other, lambda: x, "cpu", compared=False).ours
+
+
+def test_of_two_orders_of_equal_numbers_either_is_right(timed: Callable[[float, float], list[str]]) -> None:
+    timed(1.0, 2.0)
+    x = torch.arange(100)
+    other = x.clone()
+    other[:5] = x[:5].flip(0)
+    assert beside.measured(lambda: other, lambda: x, "cpu", tied=True).ours
 
 
 def test_what_fails_to_be_measured_stays(timed: Callable[[float, float], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
