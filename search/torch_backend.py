@@ -37,6 +37,7 @@ from fuser.frontends.torch_alias import true_dropout
 from fuser.frontends.torch_trace import alone
 from search.torch_beside import by_torchs_compiler
 from search.torch_beside import faster
+from search.torch_beside import kept_answer
 from search.torch_derivatives import asked_for
 from search.torch_derivatives import derives
 from search.torch_derivatives import within
@@ -254,19 +255,23 @@ class Door:
         fixed = {n for n, s in zip(places, self.sources, strict=True) if _is_static(s)} if len(places) == len(args) else ()
         examples = {n: x for n, x in zip(places, args, strict=False) if isinstance(x, torch.Tensor) and len(places) == len(args)}
         replayed = frozenset(fixed) if self.settings.cudagraphs else None
+        whole = partial(by_torchs_compiler, self.module, args)
+        usual = where.type == "cuda" and replayed is None and not (self.symbolic or self._writing or drawing(graph))
+        keeps = beside and usual and self.settings.records is not False
+        file, before = kept_answer(graph, where, repr(self.settings)) if keeps else (None, None)
+        if before is not None and not before.ours:
+            with suppress(Exception):
+                return Made(whole())
         inner, found = pieces(graph, Givens({places[i]: args[i] for i in kept}, replayed, examples), "graph", where, options)
         into.append(inner)
         for why in dict.fromkeys(p.why for p in found if p.why):
             self._say(f"torch runs a part of a graph that could not be compiled: {why}")
         if where.type == "cuda" and not (replayed is not None or self.symbolic or worth(graph, found, where)):
             with suppress(Exception):
-                return Made(by_torchs_compiler(self.module, args))
-        usual = where.type == "cuda" and replayed is None and not (self.symbolic or self._writing or drawing(graph))
-        if beside and usual and any(p.made for p in found):
-            whole = partial(by_torchs_compiler, self.module, args)
-            key = None if self.settings.records is False else repr(self.settings)
-            if (other := faster(graph, run, whole, args, where, key)) is not None:
-                return Made(other)
+                return Made(whole())
+        ask = beside and usual and before is None and any(p.made for p in found)
+        if ask and (other := faster(graph, run, whole, args, where, file)) is not None:
+            return Made(other)
         watched = [i for i in kept if not self.settings.freeze or _is_static(self.sources[i], "buffers")]
         constants = tuple((i, args[i].data_ptr(), writes(args[i])) for i in watched)
         return Made(run if any(p.made for p in found) else None, tuple(found), constants)

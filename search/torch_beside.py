@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fuser.runtime.places import telling
 from fuser.runtime.places import within_bounds
+from search.beside import Beside
 from search.beside import file_of
 from search.beside import is_tied
 from search.beside import key_of_graph
@@ -23,18 +25,20 @@ from search.cover.theirs import LARGEST
 Run = Callable[..., Any]
 
 
-def faster(graph: Any, ours: Run, theirs: Callable[[], Run], args: Sequence[Any], device: Any, key: str | None) -> Run | None:
+def kept_answer(graph: Any, device: Any, key: str) -> tuple[Path, Beside | None]:
+    """Where the answer for a graph of ATen operators is kept, by how ours is made of it, and the answer."""
+    file = file_of(key_of_graph(graph), key, device=str(device))
+    return file, read(file)
+
+
+def faster(graph: Any, ours: Run, theirs: Callable[[], Run], args: Sequence[Any], device: Any, file: Path | None) -> Run | None:
     """What torch's compiler makes of a graph of ATen operators, where it is the faster with ``args``; None where ``ours`` stays.
-    ``key`` says how ours was made: the answer is kept by it, and a kept one taken (None: not)."""
+    The answer is kept in a ``file``."""
     places = [n for n in graph.graph.nodes if n.op == "placeholder"]
     computing = sum(n.op == "call_function" and not getattr(n.target, "is_view", False) for n in graph.graph.nodes)
     if len(places) != len(args) or computing > LARGEST or not may_be_measured("cuda"):
         return None
     with suppress(Exception):  # out of memory, or nothing for a compiler
-        file = file_of(key_of_graph(graph), key, device=str(device)) if key is not None else None
-        before = read(file) if file is not None else None
-        if before is not None:
-            return None if before.ours else theirs()
         found = within_bounds(graph, {n.name: x for n, x in zip(places, args, strict=True)})
         values = [x.detach() if isinstance(x, torch.Tensor) else x for x in found.values()]
         other = theirs()
