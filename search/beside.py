@@ -10,7 +10,6 @@ import math
 import statistics
 from collections.abc import Callable
 from collections.abc import Mapping
-from collections.abc import Sequence
 from contextlib import nullcontext
 from contextlib import suppress
 from dataclasses import asdict
@@ -146,7 +145,7 @@ def key_of_graph(graph: Any) -> str:
     """A graph of torch's operators, with the form of each value."""
 
     def form(value: Any) -> Any:
-        if isinstance(value, Sequence):
+        if isinstance(value, (tuple, list)):
             return [form(v) for v in value]
         return (tuple(value.shape), value.stride(), str(value.dtype)) if hasattr(value, "stride") else repr(value)
 

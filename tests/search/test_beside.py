@@ -53,6 +53,20 @@ def test_an_answer_is_kept_and_a_damaged_one_is_none(tmp_path: Path) -> None:
     assert beside.read(tmp_path / "none.json") is None
 
 
+def test_graphs_are_told_apart_by_what_they_compute_and_of_what() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x = torch.randn(4, 6)
+    graphs = [make_fx(f)(t) for f, t in ((torch.sin, x), (torch.cos, x), (torch.sin, x.T), (torch.sin, x.half()))]
+    graphs.append(make_fx(lambda t: t.aminmax(dim=1))(x))
+    for graph, (f, t) in zip(graphs, ((torch.sin, x), (torch.cos, x), (torch.sin, x.T), (torch.sin, x.half())), strict=False):
+        for n in graph.graph.nodes:
+            n.meta.setdefault("val", t if n.op == "placeholder" else f(t))
+    keys = [beside.key_of_graph(g) for g in graphs]
+    assert len({*keys}) == len(keys)
+    assert beside.key_of_graph(graphs[0]) == keys[0]
+
+
 class Tokens(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
