@@ -93,11 +93,14 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
     what = key_of(known), repr(how.tuning.effort), repr(spec)
     file = file_of(*what, device=device) if how.tuning.memory.records is not None else None
     before = read(file) if file is not None else None
-    if before is None:
-        found = _by_prices(known, spec, device, how, DOUBTED)
-        return found if found.traced is not None else _faster(found, known, spec, how, file)
-    us = before.theirs_graph or before.theirs_calls
-    found = _by_prices(known, spec, device, how, DOUBTED) if before.ours else _rival(known, spec, device, how, us * 1e-6)
+    if before is not None and not before.ours:
+        with suppress(UnsupportedError):
+            found = _rival(known, spec, device, how, (before.theirs_graph or before.theirs_calls) * 1e-6)
+            found.beside = before
+            return found
+    found = _by_prices(known, spec, device, how, DOUBTED)
+    if before is None and found.traced is None:
+        return _faster(found, known, spec, how, file)
     found.beside = before
     return found
 
