@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import contextmanager
+from contextlib import nullcontext
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace
@@ -292,12 +293,14 @@ def _graph_of(run: Run, given: Sequence[Any], whole: bool, trained: Sequence[boo
         for x, needs in zip(fakes, trained, strict=False):
             x.requires_grad_(needs)
         table = {**get_decompositions([getattr(torch.ops.aten, n).default for n in RESIZED]), **select_decomp_table()}
-        graph: Any = make_fx(run, decomposition_table=table)(*fakes)
+        with fakes[0].fake_mode if fakes else nullcontext():  # what is made of nothing, too, is not made
+            graph: Any = make_fx(run, decomposition_table=table)(*fakes)
         for _ in range(2):  # some operators are made of others that write in place
             if not any(map(_in_place, graph.graph.nodes)):
                 break
             # only then: it takes operators apart by rules of its own, which are not the compiler's
-            graph = make_fx(torch.func.functionalize(graph, remove="mutations"), decomposition_table=table)(*fakes)
+            with fakes[0].fake_mode if fakes else nullcontext():
+                graph = make_fx(torch.func.functionalize(graph, remove="mutations"), decomposition_table=table)(*fakes)
         _take_sorted(graph)
         return _living(joint_graph_passes(_living(graph))) if whole or _taken(graph) else None
 

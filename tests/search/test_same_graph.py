@@ -55,6 +55,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "largest": (Module(lambda x: (x.max(1).values + x.min(1).values).logsumexp(-1)), (FLOATS,)),
     "scaled": (Module(scaled), (FLOATS[:, 0],)),
     "heads": (Module(lambda x: functional.scaled_dot_product_attention(x, x, x) + 1.0), (FLOATS,)),
+    "diagonal": (Module(lambda x: x.masked_fill(torch.eye(300, dtype=torch.bool), 0.0).sum(1)), (torch.randn(300, 300),)),
     "turned": (Module(lambda line, x: line(x.mT) + 1.0, torch.nn.Linear(6, 7)), (FLOATS[0],)),
     "embedded": (Module(embedded, torch.nn.Embedding(6, 8)), (IDS, torch.randn(8, 6))),
 }
