@@ -142,7 +142,8 @@ class CompiledProgram(AsFunction):
 
         artifacts = [a for _, a in paired(self.graph, self.artifacts)] if self.artifacts else None
         build = None if self.device == "cpu" else inductor
-        examples = laid(self.examples, self.orders, self.program) if self.examples is not None else None
+        read = {n: x for n, x in (self.examples or {}).items() if n in self.program.inputs}
+        examples = laid(read, self.orders, self.program)
         more = {"build": build, "original": self.traced, "examples": examples}
         return Executable(self._planned, device=self.device, artifacts=artifacts, constants=self._constants(), **more)
 

@@ -302,7 +302,7 @@ def _graph_of(run: Run, given: Sequence[Any], whole: bool, trained: Sequence[boo
             with fakes[0].fake_mode if fakes else nullcontext():
                 graph = make_fx(torch.func.functionalize(graph, remove="mutations"), decomposition_table=table)(*fakes)
         _take_sorted(graph)
-        return _living(joint_graph_passes(_living(graph))) if whole or _taken(graph) else None
+        return joint_graph_passes(_living(graph)) if whole or _taken(graph) else None
 
 
 def _living(graph: Any) -> Any:
