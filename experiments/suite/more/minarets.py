@@ -313,8 +313,7 @@ def compressed_past(lines, squeeze, norm, x: Tensor, memory: Tensor, past: Tenso
     old = squeeze(memory[:, : x.shape[1]].mT).mT
     k, v = lines[1](torch.cat([past, memory, x], 1)).chunk(2, -1)
     y = norm(x + lines[2](attend(lines[0](x), k, v, 8)))
-    now = attend(lines[0](x), *lines[1](memory[:, : x.shape[1]]).chunk(2, -1), 8)
-    then = attend(lines[0](x), *lines[1](old).chunk(2, -1), 8)
+    now, then = (attend(lines[0](x), k, v, 8) for k, v in (lines[1](t).chunk(2, -1) for t in (memory[:, : x.shape[1]], old)))
     return y, torch.cat([memory[:, -keep:], x], 1), (now - then).square().mean() + old.mean()
 
 
