@@ -25,7 +25,6 @@ from fuser.lower.compile import cache_dir
 from fuser.runtime.capture import capture_calls
 from fuser.runtime.inductor import FEW
 from fuser.runtime.inductor import TIED
-from fuser.runtime.inductor import TIES
 from fuser.runtime.inductor import agree
 from search.measure.machine import gpu_at_hand
 from search.measure.versions import with_libraries
@@ -128,11 +127,6 @@ def file_of(*what: str, device: str | None) -> Path:
     """Where an answer is kept: by what was compiled and how, the GPU, and the versions of all that made it."""
     versions = (kept.source_hash("fuser", "cost_model", "search"), with_libraries(compiler()), repr(gpu_at_hand(device)))
     return cache_dir("beside") / f"{kept.text_hash(*what, *versions)}.json"
-
-
-def is_tied(graph: Any) -> bool:
-    """Whether an operator of a graph orders elements, of which some may be equal."""
-    return any(word in str(n.target) for n in graph.graph.nodes for word in TIES)
 
 
 def key_of(known: Imported) -> str:

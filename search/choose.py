@@ -26,6 +26,7 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.triton_source import generate_graph
 from fuser.pools import Children
 from fuser.pools import cores
+from fuser.runtime.inductor import is_tied
 from fuser.runtime.places import telling
 from fuser.runtime.places import within_bounds
 from fuser.superopt.structures import searched
@@ -34,7 +35,6 @@ from fuser.superopt.verify.verdicts import accepted
 from search.beside import DOUBTED
 from search.beside import FAR_AHEAD
 from search.beside import file_of
-from search.beside import is_tied
 from search.beside import key_of
 from search.beside import may_be_measured
 from search.beside import measured

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -126,12 +125,11 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
         known = as_they_lie(as_results_lie(with_views(known)), examples)
         given = dict(zip(known.inputs, examples, strict=True))
     device, spec, tuning = _placed(options, known.program.name)
-    how = How(options.checked, options.seed, tuning, options.capture, theirs=known.traced is not None)
-    pieces = isinstance(program, Imported)  # all of them are measured together
-    how = replace(how, examples=given, beside=not pieces and module_effort(options.effort)[1])
+    beside = not isinstance(program, Imported) and module_effort(options.effort)[1]  # pieces are measured together
+    left = known.traced is not None
+    how = How(options.checked, options.seed, tuning, options.capture, theirs=left, examples=given, beside=beside)
     chosen = (options.graph, options.schedule, options.superoptimize)
-    compared = how.beside and known.traced is not None
-    if not any(chosen) and not compared and (found := taken(known, spec, device, how)):
+    if not any(chosen) and not (beside and left) and (found := taken(known, spec, device, how)):
         return found
     from search.choose import as_one
     from search.choose import compile_imported

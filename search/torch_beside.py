@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from fuser.runtime.inductor import is_tied
 from fuser.runtime.places import telling
 from fuser.runtime.places import within_bounds
 from search.beside import Beside
 from search.beside import file_of
-from search.beside import is_tied
 from search.beside import key_of_graph
 from search.beside import may_be_measured
 from search.beside import measured
@@ -42,9 +42,9 @@ def faster(graph: Any, ours: Run, theirs: Callable[[], Run], args: Sequence[Any]
         found = within_bounds(graph, {n.name: x for n, x in zip(places, args, strict=True)})
         values = [x.detach() if isinstance(x, torch.Tensor) else x for x in found.values()]
         other = theirs()
-        floats = [x for x in values if isinstance(x, torch.Tensor)]
+        tensors = [x for x in values if isinstance(x, torch.Tensor)]
         both = (lambda: ours(*values)), (lambda: other(*values))
-        beside = measured(*both, device, is_tied(graph), all(map(telling, floats)))
+        beside = measured(*both, device, is_tied(graph), all(map(telling, tensors)))
         if file is not None:
             write(file, beside)
         return None if beside.ours else other

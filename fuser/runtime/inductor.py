@@ -28,7 +28,7 @@ def inductor(graph: Any, run: Run, given: Sequence[Any]) -> Run | None:
     kernel does not, and of what cancels both have rounding errors alone. What it does not take as a graph, in the context in
     which it was traced, it may take as a module."""
     whole = copy.deepcopy(graph)  # compiling a graph changes it
-    other = TIED if any(word in str(n.target) for n in graph.graph.nodes for word in TIES) else FEW
+    other = TIED if is_tied(graph) else FEW
     counted = [False] * len(given) + _counted(graph)
     for way in (_of_graph, _of_module):
         with suppress(Exception):
@@ -48,6 +48,11 @@ def inductor(graph: Any, run: Run, given: Sequence[Any]) -> Run | None:
             if all(map(_finite, wanted)) and agree(_called(made, gentle), wanted, other, counted):
                 return made
     return None
+
+
+def is_tied(graph: Any) -> bool:
+    """Whether an operator of a graph orders elements, of which some may be equal."""
+    return any(word in str(n.target) for n in graph.graph.nodes for word in TIES)
 
 
 def _called(run: Run, given: Sequence[Any]) -> tuple[Any, ...]:
