@@ -6,6 +6,7 @@ from typing import Any
 
 from fuser.errors import UnsupportedError
 from fuser.frontends.torch_rules import IDENTITY
+from fuser.frontends.torch_shapes import RECURRENT
 
 BATCHED = frozenset(
     {"_add_batch_dim", "_remove_batch_dim", "_vmap_increment_nesting", "_vmap_decrement_nesting", "lazy_load_decompositions"}
@@ -71,9 +72,6 @@ def _same_memory(node: Any) -> bool:
     return name in {*IDENTITY, "dropout"} or (
         schema is not None and bool(schema.returns) and schema.returns[0].alias_info is not None
     )
-
-
-RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
 
 
 def _steps(node: Any) -> int:

@@ -73,7 +73,7 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
 
 def without_writes(exported: Any) -> Any:
     """A trace without in-place operators, with casts, and with all dimensions; the other operators stay as they are."""
-    with alone(), warnings.catch_warnings(), aliases_said(exported) as views:
+    with alone(), warnings.catch_warnings(), true_states(), aliases_said(exported) as views:
         warnings.simplefilter("ignore", FutureWarning)
         return exported.run_decompositions(views)
 
