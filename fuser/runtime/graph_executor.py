@@ -278,7 +278,8 @@ class Executable:
                 self._checked(inputs, outputs)
             outputs = tuple([None if i in self._made else x for i, x in enumerate(outputs)])
         tensors = (*inputs, *(x for x in outputs if x is not None)) if self._made else (*inputs, *outputs)
-        key = addresses(self._ends, tensors, self._tensor)
+        trained = not fresh and any(isinstance(x, self._tensor) and x.requires_grad for x in given)  # is refused
+        key = None if trained else addresses(self._ends, tensors, self._tensor)
         if key is None or (key not in self._packed and not (fresh and all(p and not p % ALIGNMENT for p in key))):
             # what is copied here lives as long as this call; torch frees memory in the order of the stream
             tensors = tuple(self._checked(inputs, outputs).values())

@@ -51,13 +51,19 @@ def addresses(specs: Iterable[Spec], tensors: Iterable[Any], tensor_type: type) 
                 or x.get_device() != index
                 or not x.is_contiguous()
                 or x.is_neg()
-                or x.requires_grad
+                or (x.requires_grad and _gradients())
             ):
                 return None
             found.append(x.data_ptr())
     except RuntimeError:  # sparse, or no memory behind it
         return None
     return tuple(found)
+
+
+def _gradients() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
 
 
 def torch_tensor(name: str, value: Any) -> Any:

@@ -26,6 +26,7 @@ from fuser.ir.subprogram import subprogram
 from fuser.lower.compile import KernelArtifact
 from fuser.runtime.library import WHOLE
 from fuser.runtime.library import views_of
+from fuser.runtime.recurrent import MODES
 from search.cover.joint import WHOLE_KERNEL
 from search.cover.joint import joins
 from search.cover.joint import joint_kernels
@@ -90,7 +91,7 @@ def wholly(program: TensorProgram, device: Device, images: bool = False) -> Tune
     images = images or _adds_pixels(seen)
     if not inner or len(inner) > most or not (images or all(_known(seen, n) for n in inner if n.op in CONVOLUTIONS)):
         return None
-    if any(n.op in OURS for n in inner) or not all(_flash(seen, n) for n in inner if n.products > 1):
+    if any(n.op in OURS or _recurs(n) for n in inner) or not all(_flash(seen, n) for n in inner if n.products > 1):
         return None
     try:
         return by_library(program, device, _seconds(seen, device), WHOLE)
@@ -111,9 +112,17 @@ def only_theirs(program: TensorProgram, device: Device, found: Ranked) -> Tuned 
 
 def rival(program: TensorProgram, device: Device, seconds: float) -> Tuned | None:
     """All of it by torch's compiler, whatever that takes: ``seconds`` stand for it."""
+    if any(map(_recurs, program.nodes)):
+        return None
     with suppress(FuserError):
         return by_library(program, device, seconds, WHOLE)
     return None
+
+
+def _recurs(node: Node) -> bool:
+    """Whether a call is a recurrent network: torch's compiler leaves these to their library, but where it is given a graph it
+    writes out every step (a thousand steps of six layers took minutes)."""
+    return str(node.attr.get("callee", "")).partition(".")[2].partition(".")[0] in MODES
 
 
 def _seconds(program: TensorProgram, device: Device) -> float:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch._decomp import decompositions
+from torch.nn import functional
 
 from fuser.errors import UnsupportedError
 from fuser.frontends.torch_export import from_torch
@@ -73,3 +74,24 @@ def test_own_one_layer_form_of_torch_is_back_after_a_trace() -> None:
     own = decompositions.one_layer_lstm
     from_torch(nn.LSTM(6, 8).eval(), (torch.randn(3, 2, 6),))
     assert decompositions.one_layer_lstm is own
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_a_trace_computes_few_steps_of_a_recurrent_network(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of as many as there are it learns no more, and they take a minute."""
+    linears = []
+    own = functional.linear
+    monkeypatch.setattr(functional, "linear", lambda *args: (linears.append(args), own(*args))[1])  # one or more a step
+    net = getattr(nn, kind)(6, 8, 2, bidirectional=True, batch_first=True).eval()
+    x = torch.randn(3, 400, 6)
+    with torch.backends.mkldnn.flags(enabled=False):
+        known = from_torch(net, (x,))
+    assert 0 < len(linears) < 50
+    params = {n: torch.from_numpy(v) for n, v in known.params.items()}
+    (name,) = set(known.program.inputs) - set(params)
+    with torch.no_grad():
+        got = run_program(known.program, {**params, name: x})
+        want = net(x)
+    for (n, y), z in zip(got.items(), (want[0], *(want[1] if kind == "LSTM" else want[1:])), strict=True):
+        assert known.program.table[n].shape == tuple(z.shape)
+        torch.testing.assert_close(y, z)

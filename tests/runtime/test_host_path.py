@@ -106,6 +106,24 @@ def test_a_call_on_the_same_tensors_only_launches(driver: FakeDriver, monkeypatc
     assert len(driver.launches) == 8
 
 
+def test_parameters_are_as_quick_as_other_tensors(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no gradients are wanted that they require them costs nothing."""
+    exe = made(cut_in_two(CHAIN))
+    a, b, d = tensors()
+    b.requires_grad_()
+    with torch.no_grad():
+        exe(a, b, d)
+        monkeypatch.setattr(exe, "_checked", None)
+        found = exe(a, b, d)
+        assert not found.requires_grad
+        assert b.data_ptr() in driver.launches[-2][2]
+        monkeypatch.undo()
+        with pytest.raises(UsageError, match="the output E requires a gradient"):
+            exe(a, b, d, out=result().requires_grad_())
+    with pytest.raises(UsageError, match="B requires a gradient"):
+        exe(a, b, d)
+
+
 def test_a_call_at_new_addresses_binds_nothing(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     exe = made(cut_in_two(CHAIN))
     before, there = tensors(), result()

@@ -24,6 +24,7 @@ from search.cover.prices import by_library
 from search.cover.theirs import left
 from search.cover.theirs import limit
 from search.cover.theirs import only_theirs
+from search.cover.theirs import rival
 from search.cover.theirs import wholly
 from search.how import How
 
@@ -84,6 +85,15 @@ def test_channels_that_are_convolved_apart_are_theirs_sooner(dtype: str) -> None
         found.append(wholly(b.build(Y=b.relu(y)), H200))
     assert (found[0] is None) is (dtype == "float16")
     assert found[1] is not None and limit(found[1]) < 0.6 * found[1].winner.seconds
+
+
+def test_a_recurrent_network_is_not_given_to_torchs_compiler() -> None:
+    """Written out, step by step, it takes minutes to compile."""
+    net = torch.nn.GRU(8, 16).eval()
+    program = from_torch(net, (torch.randn(12, 2, 8),)).program
+    assert any("gru" in str(n.attr.get("callee")) for n in program.nodes)
+    assert wholly(program, H200) is None
+    assert rival(program, H200, 1e-6) is None
 
 
 class Lifted(torch.nn.Module):
