@@ -144,8 +144,15 @@ class CompiledProgram(AsFunction):
         build = None if self.device == "cpu" else inductor
         read = {n: x for n, x in (self.examples or {}).items() if n in self.program.inputs}
         examples = laid(read, self.orders, self.program)
-        more = {"build": build, "original": self.traced, "examples": examples}
+        original = self.traced and replace(self.traced, padded=self._as_they_come)
+        more = {"build": build, "original": original, "examples": examples}
         return Executable(self._planned, device=self.device, artifacts=artifacts, constants=self._constants(), **more)
+
+    @property
+    def _as_they_come(self) -> frozenset[str]:
+        """Results that are handed on as a whole to whoever calls it as the module."""
+        results = () if self.called is None else self.called.results
+        return frozenset(r.name for r in results if r.name and not r.base)
 
     @cached_property
     def _planned(self) -> Launches:

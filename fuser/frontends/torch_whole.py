@@ -26,7 +26,8 @@ class Traced:
     the values of other placeholders; ``ends`` the node of each tensor of the program that may be a result. ``orders`` as in
     :class:`fuser.frontends.imported.Imported`; ``turned`` are tensors of the program that have another one's dimensions in
     another order. Of what is ``viewed`` the module returns views alone: what it returns itself the compiler writes to memory
-    before it goes on. ``trained`` are parameters that require gradients, of which torch takes some operators apart otherwise."""
+    before it goes on. ``trained`` are parameters that require gradients, of which torch takes some operators apart otherwise; of
+    what is ``padded`` the module returns the whole, whose rows may then be longer in memory, as the compiler has them."""
 
     graph: Any
     places: Mapping[str, str]
@@ -36,6 +37,7 @@ class Traced:
     turned: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     viewed: frozenset[str] = frozenset()
     trained: frozenset[str] = frozenset()
+    padded: frozenset[str] = frozenset()
 
     def function(self, reads: Sequence[str], makes: Sequence[str], device: Any) -> Callable[..., tuple[Any, ...]] | None:
         """The graph as a function of tensors of the program, which gives others; None where it has no such."""

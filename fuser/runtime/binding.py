@@ -96,7 +96,7 @@ def _joined(plan: Plan, piece: Piece, table: Mapping[str, Any], held: frozenset[
         return lambda _: run(*values)
     roots = [root_of(n, plan.views) for n in names]
     getters = [_getter(x, r, table[r], r in held) for x, r in zip(values, roots, strict=True)]
-    makes = [table[n] for n in piece.makes]
+    makes = [(table[n], n in piece.padded) for n in piece.makes]
     # weights lie where they lie: there are many, and a call is to be short
     fixed = {x.untyped_storage().data_ptr() for x, r in zip(values, roots, strict=True) if r not in held}
     moving = [r in held for r in roots]
@@ -110,7 +110,7 @@ def _joined(plan: Plan, piece: Piece, table: Mapping[str, Any], held: frozenset[
             late.update(zip(piece.makes, made, strict=True))
             return
         given = [x.untyped_storage().data_ptr() for x in compress(xs, moving)]
-        found = [taken_beside(x, like, given, fixed, ALIGNMENT) for like, x in zip(makes, made, strict=True)]
+        found = [taken_beside(x, y, given, fixed, ALIGNMENT, longer) for (y, longer), x in zip(makes, made, strict=True)]
         late.update(zip(piece.makes, found, strict=True))
         as_it_is = all(map(is_, found, made))
 

@@ -84,6 +84,8 @@ class Piece:
     """All of a program: with what the compiler leaves to libraries, too."""
     trained: tuple[bool, ...] = ()
     """Which of its inputs require gradients where it was made."""
+    padded: frozenset[str] = frozenset()
+    """Of what it makes that whose rows may be longer in memory than they are."""
 
 
 class Original(Protocol):
@@ -92,6 +94,11 @@ class Original(Protocol):
     @property
     def trained(self) -> frozenset[str]:
         """Names of what requires gradients there."""
+        ...
+
+    @property
+    def padded(self) -> frozenset[str]:
+        """Names of results whose rows may be longer in memory."""
         ...
 
     def function(self, reads: Sequence[str], makes: Sequence[str], device: Any) -> Run | None:
@@ -153,7 +160,7 @@ def joined(
     every = tuple(range(len(plan.launched)))
     if original is not None and (one := _piece(plan, every, table)) is not None and one.whole and not one.writes:
         run, trained = original.function(one.reads, one.makes, device), tuple(n in original.trained for n in one.reads)
-        if run is not None and (found := built(replace(one, run=run, key="original", trained=trained))):
+        if run is not None and (found := built(replace(one, run=run, key="original", trained=trained, padded=original.padded))):
             return found
     return [p for numbers in _following(plan, alone) for p in pieces(numbers)]
 

@@ -172,13 +172,27 @@ def taken(x: Any, like: Any, apart: Sequence[Any], aligned: int) -> Any:
     return taken_beside(x, like, {y.untyped_storage().data_ptr() for y in apart}, (), aligned)
 
 
-def taken_beside(x: Any, like: Any, given: Collection[int], fixed: Collection[int], aligned: int) -> Any:
-    """The same where memory that is at addresses that were ``given`` with a call, or are ``fixed``, is others'."""
-    if x.shape == like.shape and x.dtype is like.dtype and x.is_contiguous() and not x.data_ptr() % aligned:
+def taken_beside(x: Any, like: Any, given: Collection[int], fixed: Collection[int], aligned: int, padded: bool = False) -> Any:
+    """The same where memory that is at addresses that were ``given`` with a call, or are ``fixed``, is others'. ``padded``: rows
+    may be longer in memory."""
+    lies = x.is_contiguous() or (padded and _in_rows(x))
+    if x.shape == like.shape and x.dtype is like.dtype and lies and not x.data_ptr() % aligned:
         place = x.untyped_storage().data_ptr()
         if place not in given and place not in fixed:
             return x
     return x.new_empty(like.shape, dtype=like.dtype).copy_(x)
+
+
+def _in_rows(x: Any) -> bool:
+    """Whether a tensor lies row after row, with gaps behind rows."""
+    if any(n == 0 for n in x.shape):
+        return False
+    least = 1
+    for n, stride in zip(reversed(x.shape), reversed(x.stride()), strict=True):
+        if n > 1 and stride < least:
+            return False
+        least = max(least, n * stride)
+    return x.dim() > 0 and (x.shape[-1] == 1 or x.stride(-1) == 1)
 
 
 def _with_out(op: str, attrs: Mapping[str, Any], xs: list[Any], out: Any) -> Callable[[], Any] | None:

@@ -16,6 +16,8 @@ from fuser.ir.opdef import JOINED  # noqa: E402
 from fuser.ir.program import Tensor  # noqa: E402
 from fuser.ir.schedule import Schedule  # noqa: E402
 from fuser.runtime.graph_executor import Executable  # noqa: E402
+from fuser.runtime.library import WHOLE  # noqa: E402
+from fuser.runtime.library import taken_beside  # noqa: E402
 from fuser.runtime.plan import plan  # noqa: E402
 
 
@@ -371,3 +373,40 @@ def test_what_the_compiler_makes_is_tried_on_examples() -> None:
     places = torch.tensor([[3], [1], [7], [2]])
     Executable(plan(Candidate(graph.validate(), Schedule(())), []), device="cpu", build=build, examples={"K": places})
     assert any(torch.equal(x, places) for given in seen for x in given)
+
+
+@pytest.mark.parametrize("handed_on", [True, False])
+def test_rows_that_the_compiler_makes_longer_are_copied_where_somebody_counts_on_them(handed_on: bool) -> None:
+    """Products of odd sizes have rows of a multiple of 16 bytes, which torch.compile returns so as well."""
+    kernels = (LibraryKernel("m", "matmul", ("X", "W"), "M", ((JOINED, WHOLE),)),)
+    ends = (Tensor("X", (6, 5), "float32"), Tensor("W", (5, 7), "float32"), Tensor("M", (6, 7), "float32"))
+    product = KernelGraph("g", ("X", "W"), kernels, ("M",), ends).validate()
+    seen: list[Any] = []
+
+    class Original:
+        trained = frozenset[str]()
+        padded = frozenset("M") if handed_on else frozenset[str]()
+
+        def function(self, reads: Any, makes: Any, device: Any) -> Any:
+            return lambda x, w: (x @ w,) if tuple(reads) == ("X", "W") else (w @ x,)
+
+    def build(_traced: Any, run: Any, _given: Any) -> Any:
+        def longer(*xs: Any) -> Any:
+            (found,) = run(*xs)
+            seen.append(torch.full((6, 8), torch.nan)[:, :7].copy_(found))
+            return (seen[-1],)
+
+        return longer
+
+    run = Executable(product, Schedule(()), device="cpu", build=build, original=Original())
+    x, w = torch.randn(6, 5), torch.randn(5, 7)
+    for _ in range(3):
+        y = run(x, w)
+        torch.testing.assert_close(y, x @ w)
+        assert (y.data_ptr() == seen[-1].data_ptr()) is handed_on
+        assert y.stride() == ((8, 1) if handed_on else (7, 1))
+        torch.testing.assert_close(run(x, w, out=torch.empty(6, 7)), x @ w)
+    for mine in (torch.arange(24.0).view(4, 6).T, torch.zeros(4, 1).expand(4, 6), torch.zeros(48)[::2].view(4, 6)):
+        got = taken_beside(mine, torch.empty(mine.shape, device="meta"), (), (), 4, padded=True)
+        assert got.is_contiguous()
+        torch.testing.assert_close(got, mine)
