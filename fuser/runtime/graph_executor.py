@@ -202,6 +202,11 @@ class Executable:
         written = [(s, x) for s, x in zip(self._outputs, outputs, strict=True) if x is not None]
         return given | check_outputs([s for s, _ in written], [x for _, x in written], {**self.constants, **given})
 
+    def _fitting(self, spec: Spec, x: Any) -> Any:
+        """An input that needs no closer look, or what comes of that."""
+        place = addresses((spec,), (x,), self._tensor)
+        return x if place and place[0] and not place[0] % ALIGNMENT else accept(spec, x)
+
     # -- running ------------------------------------------------------------------------------------------------------------
 
     def _bind(
@@ -282,7 +287,10 @@ class Executable:
         key = None if trained else addresses(self._ends, tensors, self._tensor)
         if key is None or (key not in self._packed and not (fresh and all(p and not p % ALIGNMENT for p in key))):
             # what is copied here lives as long as this call; torch frees memory in the order of the stream
-            tensors = tuple(self._checked(inputs, outputs).values())
+            if fresh:
+                tensors = (*map(self._fitting, self._inputs, inputs), *(x for x in outputs if x is not None))
+            else:
+                tensors = tuple(self._checked(inputs, outputs).values())
             key = tuple([x.data_ptr() for x in tensors])
         with self._lock:
             packed = self._packed.get(key) or self._remember(key, tensors)

@@ -21,6 +21,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.schedule import Schedule
 from fuser.runtime import graph_executor
+from fuser.runtime import graph_executor
 from fuser.runtime import launch
 from fuser.runtime.calls import Lanes
 from fuser.runtime.calls import Launch
@@ -122,6 +123,25 @@ def test_parameters_are_as_quick_as_other_tensors(driver: FakeDriver, monkeypatc
             exe(a, b, d, out=result().requires_grad_())
     with pytest.raises(UsageError, match="B requires a gradient"):
         exe(a, b, d)
+
+
+def test_one_tensor_that_is_copied_leaves_others_as_they_are(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view of a cache that is copied at each call does not cost a close look at all weights."""
+    exe = made(cut_in_two(CHAIN))
+    a, b, d = tensors()
+    across = torch.randn(32, 48).half().T
+    looked: list[str] = []
+    accept = graph_executor.accept
+    monkeypatch.setattr(graph_executor, "accept", lambda spec, x: (looked.append(spec.name), accept(spec, x))[1])
+    for _ in range(3):
+        exe(across, b, d)
+    assert set(looked) == {"A"}
+    assert b.data_ptr() in driver.launches[-2][2]
+    assert across.data_ptr() not in driver.launches[-2][2]
+    with pytest.raises(UsageError, match="B must be"):
+        exe(across, b.float(), d)
+    with pytest.raises(UsageError, match="the output E overlaps B"):
+        exe(across, b, d, out=b.view(-1)[: 48 * 16].view(48, 16))
 
 
 def test_a_call_at_new_addresses_binds_nothing(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
