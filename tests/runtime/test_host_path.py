@@ -21,7 +21,6 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.schedule import Schedule
 from fuser.runtime import graph_executor
-from fuser.runtime import graph_executor
 from fuser.runtime import launch
 from fuser.runtime.calls import Lanes
 from fuser.runtime.calls import Launch
@@ -128,7 +127,7 @@ def test_parameters_are_as_quick_as_other_tensors(driver: FakeDriver, monkeypatc
 def test_one_tensor_that_is_copied_leaves_others_as_they_are(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A view of a cache that is copied at each call does not cost a close look at all weights."""
     exe = made(cut_in_two(CHAIN))
-    a, b, d = tensors()
+    _, b, d = tensors()
     across = torch.randn(32, 48).half().T
     looked: list[str] = []
     accept = graph_executor.accept
