@@ -150,9 +150,9 @@ class CompiledProgram(AsFunction):
 
     @property
     def _as_they_come(self) -> frozenset[str]:
-        """Results that are handed on as a whole to whoever calls it as the module."""
+        """Results that are handed on as a whole to whoever calls it as the module, and of which no other result is a view."""
         results = () if self.called is None else self.called.results
-        return frozenset(r.name for r in results if r.name and not r.base)
+        return frozenset(r.name for r in results if r.name and not r.base) - {r.base for r in results}
 
     @cached_property
     def _planned(self) -> Launches:

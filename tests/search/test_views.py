@@ -125,3 +125,22 @@ def test_views_are_copied_into_tensors_that_are_passed_in() -> None:
     torch.testing.assert_close(out, (x.T, x + 1))
     with pytest.raises(UsageError, match=r"pass tensors for \(6, 4\) torch.float32, \(4, 6\)"):
         run(x, out=out[1])
+
+
+def test_what_views_are_made_of_does_not_lie_in_longer_rows() -> None:
+    """A view across rows can be taken only of rows that follow one another."""
+    line = torch.nn.Linear(16, 7).eval()
+
+    class Both(torch.nn.Module):
+        def __init__(self, viewed: bool) -> None:
+            super().__init__()
+            self.line, self.viewed = line, viewed
+
+        def forward(self, x: Any) -> Any:
+            y = self.line(x)
+            return (y, y.view(-1)) if self.viewed else y
+
+    x = torch.randn(6, 16)
+    for viewed in (False, True):
+        run = fuser.compile(Both(viewed), (x,), device="cpu")
+        assert bool(run._as_they_come) is not viewed
