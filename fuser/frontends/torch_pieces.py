@@ -6,7 +6,7 @@ from typing import Any
 
 from fuser.errors import UnsupportedError
 from fuser.frontends.torch_rules import IDENTITY
-from fuser.frontends.torch_shapes import RECURRENT
+from fuser.runtime.recurrent import network
 
 BATCHED = frozenset(
     {"_add_batch_dim", "_remove_batch_dim", "_vmap_increment_nesting", "_vmap_decrement_nesting", "lazy_load_decompositions"}
@@ -78,7 +78,7 @@ def _steps(node: Any) -> int:
     """How often a recurrent network computes a cell; 0 of other calls, and where it is not said."""
     from fuser.frontends.torch_call import arguments
 
-    if str(node.target).split(".")[1] not in RECURRENT:
+    if not network(str(node.target)):
         return 0
     given = arguments(node, node.args, node.kwargs)
     x = getattr(given.get("input"), "meta", {}).get("val")

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
+from fuser.runtime.recurrent import network
+
 MANY = 4
 """Steps of a recurrent network from which it is worth while to say the shapes of one."""
 
@@ -31,7 +32,7 @@ def true_states() -> Iterator[None]:
         y, last = layer(x if short else x[:1], hidden, *args, **kwargs)
         if isinstance(last, tuple):
             last = tuple(s.reshape(first.shape) for s, first in zip(last, hidden, strict=True))
-        return y if short else y.new_empty((length, *y.shape[1:])), last
+        return y if short else y.expand(length, *y.shape[1:]).contiguous(), last
 
     try:
         for name, layer in own.items():
@@ -75,8 +76,7 @@ def misstated(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], state
 
 def _of_few_steps(target: Any, args: Sequence[Any], stated: Any) -> tuple[Sequence[Any], Any]:
     """Arguments of a recurrent network for a few of its steps, and what is stated of its results so."""
-    name, form = str(target).split(".")[1:3]
-    if name not in RECURRENT or form != "input" or len(args) != len(target._schema.arguments):
+    if not network(str(target)) or target._overloadname != "input" or len(args) != len(target._schema.arguments):
         return args, stated
     time = int(args[-1])  # batch_first
     y, *states = stated

@@ -202,7 +202,7 @@ class Executable:
         written = [(s, x) for s, x in zip(self._outputs, outputs, strict=True) if x is not None]
         return given | check_outputs([s for s, _ in written], [x for _, x in written], {**self.constants, **given})
 
-    def _fitting(self, spec: Spec, x: Any) -> Any:
+    def _ready(self, spec: Spec, x: Any) -> Any:
         """An input that needs no closer look, or what comes of that."""
         place = addresses((spec,), (x,), self._tensor)
         return x if place and place[0] and not place[0] % ALIGNMENT else accept(spec, x)
@@ -288,7 +288,7 @@ class Executable:
         if key is None or (key not in self._packed and not (fresh and all(p and not p % ALIGNMENT for p in key))):
             # what is copied here lives as long as this call; torch frees memory in the order of the stream
             if fresh:
-                tensors = (*map(self._fitting, self._inputs, inputs), *(x for x in outputs if x is not None))
+                tensors = (*map(self._ready, self._inputs, inputs), *(x for x in outputs if x is not None))
             else:
                 tensors = tuple(self._checked(inputs, outputs).values())
             key = tuple([x.data_ptr() for x in tensors])

@@ -16,6 +16,12 @@ MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 GATES = {"lstm": 4, "gru": 3}
 
 
+def network(callee: str) -> str:
+    """Which recurrent network an operator of torch is: ``lstm`` of ``aten.lstm.input``; empty of others."""
+    name = callee.partition(".")[2].partition(".")[0]
+    return name if name in MODES else ""
+
+
 def in_one_piece(graph: KernelGraph, constants: Mapping[str, Any]) -> dict[str, Any]:
     """The constants, with the weights of every recurrent network that nothing else reads in one piece of memory."""
     reads = Counter(name for names in {k.inputs for k in graph.kernels} for name in names)
@@ -24,8 +30,7 @@ def in_one_piece(graph: KernelGraph, constants: Mapping[str, Any]) -> dict[str, 
         if not isinstance(kernel, LibraryKernel) or kernel.op != "opaque":
             continue
         attrs = dict(kernel.attrs)
-        name = str(attrs["callee"]).partition(".")[2].partition(".")[0]
-        if name not in MODES:
+        if not (name := network(str(attrs["callee"]))):
             continue
         (args, _), mine = json.loads(str(attrs["detail"])), kernel.args
         names = [mine[w["tensor"]] for w in args[2]] if str(attrs["callee"]).endswith(".input") else []

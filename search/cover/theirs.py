@@ -26,7 +26,7 @@ from fuser.ir.subprogram import subprogram
 from fuser.lower.compile import KernelArtifact
 from fuser.runtime.library import WHOLE
 from fuser.runtime.library import views_of
-from fuser.runtime.recurrent import MODES
+from fuser.runtime.recurrent import network
 from search.cover.joint import WHOLE_KERNEL
 from search.cover.joint import joins
 from search.cover.joint import joint_kernels
@@ -91,12 +91,11 @@ def wholly(program: TensorProgram, device: Device, images: bool = False) -> Tune
     images = images or _adds_pixels(seen)
     if not inner or len(inner) > most or not (images or all(_known(seen, n) for n in inner if n.op in CONVOLUTIONS)):
         return None
-    if any(n.op in OURS or _recurs(n) for n in inner) or not all(_flash(seen, n) for n in inner if n.products > 1):
+    if any(n.op in OURS for n in inner) or not all(_flash(seen, n) for n in inner if n.products > 1):
         return None
-    try:
-        return by_library(program, device, _seconds(seen, device), WHOLE)
-    except FuserError:
-        return None
+    with suppress(FuserError):
+        return rival(program, device, _seconds(seen, device))
+    return None
 
 
 def only_theirs(program: TensorProgram, device: Device, found: Ranked) -> Tuned | None:
@@ -122,7 +121,7 @@ def rival(program: TensorProgram, device: Device, seconds: float) -> Tuned | Non
 def _recurs(node: Node) -> bool:
     """Whether a call is a recurrent network: torch's compiler leaves these to their library, but where it is given a graph it
     writes out every step (a thousand steps of six layers took minutes)."""
-    return str(node.attr.get("callee", "")).partition(".")[2].partition(".")[0] in MODES
+    return bool(network(str(node.attr.get("callee", ""))))
 
 
 def _seconds(program: TensorProgram, device: Device) -> float:

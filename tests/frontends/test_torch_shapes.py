@@ -95,3 +95,19 @@ def test_a_trace_computes_few_steps_of_a_recurrent_network(kind: str, monkeypatc
     for (n, y), z in zip(got.items(), (want[0], *(want[1] if kind == "LSTM" else want[1:])), strict=True):
         assert known.program.table[n].shape == tuple(z.shape)
         torch.testing.assert_close(y, z)
+
+
+@pytest.mark.parametrize("steps", [3, 8])
+def test_a_result_requires_gradients_in_a_trace_whatever_its_length(steps: int) -> None:
+    """A module that asks is the same program for few steps and for many."""
+
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.GRU(6, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y, _ = self.net(x)
+            return y.tanh() if y.requires_grad else y.sin()
+
+    assert [n.op for n in from_torch(Asks().eval(), (torch.randn(steps, 2, 6),)).program.nodes][-1] == "tanh"
