@@ -1,8 +1,8 @@
 """What a batch of candidates does, as arrays: the counts that every estimate starts from.
 
-Where the statements of a block stand depends only on its order and on which loops are live (more than one trip). So a batch
-of candidates that share an order is grouped by liveness, each group is placed once, and everything else is arithmetic on
-arrays with one entry for each candidate.
+Where the statements of a block stand depends only on its order and on which loops are live (more than one trip), and orders
+that differ in loops which are not live have one loop tree. So a batch of candidates is grouped by these, each group is placed
+once, and everything else is arithmetic on arrays with one entry for each candidate.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class BufferFeatures:
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Candidates of one block with one order and the same live loops. ``index`` are their positions in the batch.
+    """Candidates of one block that have one loop tree. ``index`` are their positions in the batch.
 
     ``tile``, ``trips`` and ``grid`` say how each axis is divided; ``blocks`` is the number of thread blocks, every grid part
     counted; the trip counts in ``tree`` are placeholders. ``warps`` and ``stages`` are those of the schedules; ``options`` of
@@ -106,7 +106,6 @@ class Features:
     """
 
     block: BlockGraph
-    order: TilingExpr
     index: Sizes
     tree: LoopTree
     extent: Mapping[str, Sizes]
@@ -189,32 +188,56 @@ class Features:
         return {}
 
     @cached_property
+    def _factors(self) -> dict[tuple[int, str], Counts | None]:
+        """Of its own mappings what an axis multiplies by; None where that is 1 for all."""
+        return {}
+
+    @cached_property
     def _full(self) -> dict[frozenset[str], Counts]:
         return {}
 
+    @cached_property
+    def _shares(self) -> dict[str, Counts]:
+        """Of axes whose tiles are not all full the part of their elements that lies inside."""
+        held = {a: self.grid[a] * self.trips[a] * t for a, t in self.tile.items()}
+        return {a: self.extent[a] / n for a, n in held.items() if (self.extent[a] != n).any()}
+
     def product(self, of: Mapping[str, Any], axes: Iterable[str]) -> Counts:
         if of is not self.tile and of is not self.trips and of is not self.often:
-            return self._product(of, axes)
+            return self._product(of[a] for a in axes)
         key = id(of), tuple(axes)
         if (out := self._products.get(key)) is None:
-            out = self._products[key] = self._product(of, key[1])
+            out = self._products[key] = self._product(x for a in key[1] if (x := self._factor(of, a)) is not None)
             out.flags.writeable = False
         return out
 
-    def _product(self, of: Mapping[str, Any], axes: Iterable[str]) -> Counts:
+    def _factor(self, of: Mapping[str, Any], axis: str) -> Counts | None:
+        key = id(of), axis
+        if key not in self._factors:
+            self._factors[key] = of[axis] if (of[axis] != 1).any() else None
+        return self._factors[key]
+
+    def _product(self, factors: Iterable[Any]) -> Counts:
         out: Any = 1.0
-        for a in axes:
-            out = out * of[a]
+        for x in factors:
+            out = out * x
         return out if isinstance(out, np.ndarray) else np.full(len(self.index), out)
 
     def filled(self, axes: frozenset[str]) -> Counts:
         if (out := self._full.get(axes)) is None:
-            out = np.ones(len(self.index))
-            for a in axes:
-                out = out * self.extent[a] / (self.grid[a] * self.trips[a] * self.tile[a])
+            out = self._full[axes] = self._product(x for a, x in self._shares.items() if a in axes)
             out.flags.writeable = False
-            self._full[axes] = out
         return out
+
+    def given(self, options: Mapping[str, Any]) -> Features:
+        """With other options of the lowering; what does not depend on them is kept."""
+        out = replace(self, options=options)
+        vars(out).update({n: x for n, x in vars(self).items() if n in KEPT})
+        return out
+
+
+KEPT = frozenset(("stmts", "often", "buffers", "homes", "_products", "_factors", "_full", "_shares"))
+"""What of features is computed when it is asked for and depends on no option."""
 
 
 def some(of: V, keep: NDArray[np.bool_]) -> V:
@@ -250,29 +273,31 @@ def _placed(block: BlockGraph, live: tuple[str, ...], paths: Paths) -> LoopTree:
 
 def features(
     block: BlockGraph,
-    order: TilingExpr,
+    order: TilingExpr | Sequence[TilingExpr],
     tiles: Mapping[str, Any],
     splits: Mapping[str, Any] | None = None,
     warps: Any = 4,
     stages: Any = 2,
     options: Mapping[str, Any] = MappingProxyType({}),
+    which: Any = 0,
 ) -> tuple[Features, ...]:
-    """A batch of candidates of one order, grouped by live loops.
+    """A batch of candidates, grouped by their loop trees.
 
     ``tiles``: tile sizes of axes as arrays or numbers, broadcast to the size of the batch (an axis not named is one tile);
-    ``splits``: the same for the counts of split axes. Raises :class:`UsageError` where :func:`fuser.ir.schedule.bind` would.
+    ``splits``: the same for the counts of split axes; ``which``: of several orders the number of each candidate's. Raises
+    :class:`UsageError` where :func:`fuser.ir.schedule.bind` would.
     """
+    orders = (order,) if isinstance(order, TilingExpr) else order
     counts = {k: np.asarray(v, np.int64) for k, v in (splits or {}).items()}
     given = {k: np.asarray(v, np.int64) for k, v in tiles.items()}
-    shape = np.broadcast_shapes(
-        (1,), *(a.shape for a in (*counts.values(), *given.values(), np.asarray(warps), np.asarray(stages)))
-    )
+    others = (np.asarray(x) for x in (warps, stages, which))
+    shape = np.broadcast_shapes((1,), *(a.shape for a in (*counts.values(), *given.values(), *others)))
     n = shape[0]
 
     def full(x: Any) -> Sizes:
         return np.broadcast_to(np.asarray(x, np.int64), (n,))
 
-    split_of, looped, spatial = dict(block.splits), set(order.axes), set(block.spatial) - set(block.reduced)
+    split_of, spatial, number = dict(block.splits), set(block.spatial) - set(block.reduced), full(which)
     extent: dict[str, Sizes] = {}
     for a in block.axes:
         if a.extent == FREE and a.name not in counts:
@@ -289,31 +314,33 @@ def features(
         if axis in split_of:
             grid[axis] = extent[split_of[axis]]
             trips[axis] = -(-parts // grid[axis])
-        elif axis in looped:
-            trips[axis], grid[axis] = parts, one
-        elif axis in spatial or parts.max() == 1 or axis == options.get("cluster"):
-            trips[axis], grid[axis] = one, parts
-        else:
+            continue
+        looped = np.array([axis in o.axes for o in orders])[number]
+        if axis not in spatial and axis != options.get("cluster") and (parts[~looped] > 1).any():
             raise UsageError(f"axis {axis!r} of {block.name!r} has several tiles, no loop, and is not spatial")
+        trips[axis], grid[axis] = np.where(looped, parts, one), np.where(looped, one, parts)
     blocks = np.ones(n)
     for axis, g in grid.items():
         if axis not in split_of:
             blocks = blocks * g
     names = [axis for axis, t in trips.items() if t.max() > 1]
-    code = np.zeros(n, np.int64)
+    code = number << len(names)
     for i, axis in enumerate(names):
         code |= (trips[axis] > 1).astype(np.int64) << i
+    codes, of_code = np.unique(code, return_inverse=True)
+    trees: dict[tuple[tuple[str, ...], Paths], list[int]] = {}
+    for i, c in enumerate(codes.tolist()):
+        live = tuple(axis for j, axis in enumerate(names) if c >> j & 1)
+        trees.setdefault(nest(orders[c >> len(names)], live), []).append(i)
     every_warps, every_stages = full(warps), full(stages)
     groups = []
-    for c in np.unique(code).tolist():
-        index = np.flatnonzero(code == c)
-        live = tuple(axis for i, axis in enumerate(names) if c >> i & 1)
+    for loops, mine in trees.items():
+        index = np.flatnonzero(of_code == mine[0] if len(mine) == 1 else np.isin(of_code, mine))
         groups.append(
             Features(
                 block,
-                order,
                 index,
-                placed(block, order, live),
+                _placed(block, *loops),
                 {k: v[index] for k, v in extent.items()},
                 {k: v[index] for k, v in tile.items()},
                 {k: v[index] for k, v in trips.items()},

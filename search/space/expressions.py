@@ -145,8 +145,24 @@ def tiling_expressions(block: BlockGraph) -> tuple[TilingExpr, ...]:
     axes = expression_axes(block)
     if len(axes) > MAX_AXES:
         raise UnsupportedError(too_deep(block), "divide the chain into several kernels, or leave the sizes of some axes whole")
-    needs = tuple(c.axes for c in computations(block))
-    return (*(TilingExpr(p) for p in permutations(axes)), *_flat(axes, needs))
+    return tuple(_every(axes, tuple(c.axes for c in computations(block))))
+
+
+def sub_expressions(block: BlockGraph) -> tuple[TilingExpr, ...]:
+    """What rule 1 leaves of all expressions: found once for blocks whose computations have the same loops."""
+    if len(axes := expression_axes(block)) > MAX_AXES:
+        return rule1(block, tiling_expressions(block))  # says why not
+    return _left(axes, frozenset(axes).intersection(bindable(block)), tuple(c.axes for c in computations(block)))
+
+
+@lru_cache(maxsize=256)
+def _left(axes: tuple[str, ...], bound: frozenset[str], needs: tuple[frozenset[str], ...]) -> tuple[TilingExpr, ...]:
+    return tuple(dict.fromkeys(_unbound(e, bound, needs) for e in _every(axes, needs)))
+
+
+def _every(axes: tuple[str, ...], needs: Sequence[frozenset[str]]) -> Iterator[TilingExpr]:
+    yield from map(TilingExpr, permutations(axes))
+    yield from _flat(axes, needs)
 
 
 def _flat(axes: tuple[str, ...], needs: Sequence[frozenset[str]]) -> Iterator[TilingExpr]:
@@ -175,9 +191,10 @@ def components(needs: Sequence[frozenset[str]]) -> list[list[frozenset[str]]]:
     return [[own[i] for i in members] for members in joined.sets()]
 
 
-def enclosing(expr: TilingExpr, axes: frozenset[str]) -> tuple[str, ...]:
-    """Loops around a statement under the default placement: those down to its rightmost related loop."""
-    best = max(expr.paths(), key=lambda p: sum(a in axes for a in p))
+def enclosing(paths: Sequence[tuple[str, ...]], axes: frozenset[str]) -> tuple[str, ...]:
+    """Of the paths of an expression the loops around a statement under the default placement: those down to its rightmost
+    related loop."""
+    best = max(paths, key=lambda p: len(axes.intersection(p))) if len(paths) > 1 else paths[0]
     last = max((i for i, a in enumerate(best) if a in axes), default=-1)
     return best[: last + 1]
 
@@ -191,9 +208,15 @@ def sub_expression(block: BlockGraph, expr: TilingExpr) -> TilingExpr:
     keeps every program of the literal reading (``nk`` is in the set, with h bound) and those in which a block computes
     several tiles along h from one tile of the intermediate.
     """
-    bound = set(bindable(block))
-    for c in computations(block):
-        bound &= set(enclosing(expr, c.axes))
+    return _unbound(expr, frozenset(bindable(block)), [c.axes for c in computations(block)])
+
+
+def _unbound(expr: TilingExpr, bound: frozenset[str], computed: Sequence[frozenset[str]]) -> TilingExpr:
+    paths = tuple(expr.paths())
+    for axes in computed:
+        if not bound:
+            return expr
+        bound = bound.intersection(enclosing(paths, axes))
     return expr.without(bound)
 
 
@@ -217,7 +240,8 @@ def overwhelms(block: BlockGraph, expr: TilingExpr) -> str:
 
 def rule1(block: BlockGraph, expressions: Sequence[TilingExpr]) -> tuple[TilingExpr, ...]:
     """The distinct sub-tiling expressions, in order of first appearance."""
-    return tuple(dict.fromkeys(sub_expression(block, e) for e in expressions))
+    bound, computed = frozenset(bindable(block)), [c.axes for c in computations(block)]
+    return tuple(dict.fromkeys(_unbound(e, bound, computed) for e in expressions))
 
 
 def rule2(block: BlockGraph, expressions: Sequence[TilingExpr]) -> tuple[TilingExpr, ...]:

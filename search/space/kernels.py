@@ -71,17 +71,17 @@ CHUNK = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Candidates of one kernel with the same order, as arrays by axis."""
+    """Candidates of one kernel as arrays by axis; ``which`` are the codes of their orders."""
 
     kernel: KernelSpace
-    order: TilingExpr
+    which: Sizes
     tiles: Mapping[str, Sizes]
     splits: Mapping[str, Any]
     warps: Sizes
     stages: Sizes
     settings: Rows
     """Codes of the options that are searched, by candidate."""
-    known: dict[tuple[Any, ...], Place | KernelSchedule] = field(default_factory=dict)
+    known: dict[tuple[int, ...], Place | KernelSchedule] = field(default_factory=dict)
     """Where options are settled, of candidates without those that are searched: batches of one kernel may share it."""
 
     def __len__(self) -> int:
@@ -89,14 +89,15 @@ class Batch:
 
     @cached_property
     def groups(self) -> tuple[Features, ...]:
-        given = dict(self.kernel.given)
-        return features(self.kernel.block, self.order, self.tiles, self.splits, self.warps, self.stages, given)
+        k = self.kernel
+        return features(k.block, k.order.values, self.tiles, self.splits, self.warps, self.stages, dict(k.given), self.which)
 
     def plain(self, i: int) -> KernelSchedule:
         """Without options that are searched."""
         tiles = {a: int(v[i]) for a, v in self.tiles.items()}
         splits = {a: int(np.broadcast_to(v, (len(self),))[i]) for a, v in self.splits.items()}
-        return self.kernel.spelled(self.order, self._dead(i), tiles, splits, int(self.warps[i]), int(self.stages[i]))
+        order = self.kernel.order.values[self.which[i]]
+        return self.kernel.spelled(order, self._dead(i), tiles, splits, int(self.warps[i]), int(self.stages[i]))
 
     def schedule(self, i: int) -> KernelSchedule:
         """Each different one is made once: what is around a candidate of several kernels changes one of them."""
@@ -108,7 +109,7 @@ class Batch:
 
     def _place(self, i: int) -> Place | KernelSchedule:
         """Where options are settled, made once for candidates that differ in those alone; without any, the schedule."""
-        if (key := (self.order, self._code(i))) not in self.known:
+        if (key := self._code(i)) not in self.known:
             plain = self.plain(i)
             self.known[key] = self.kernel.place(plain) if self.kernel.settings else plain
         return self.known[key]
@@ -131,7 +132,7 @@ class Batch:
     @cached_property
     def _numbers(self) -> list[Sizes]:
         splits = (np.broadcast_to(v, (len(self),)) for v in self.splits.values())
-        return [*self.tiles.values(), *splits, self.warps, self.stages]
+        return [self.which, *self.tiles.values(), *splits, self.warps, self.stages]
 
     @cached_property
     def _schedules(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], KernelSchedule]:
@@ -153,7 +154,7 @@ class Batch:
             return f
         chosen = [self.schedule(i).knob if ok else {} for i, ok in zip(f.index.tolist(), valid, strict=True)]
         found = {name: np.array([c.get(name) for c in chosen], object) for name in seen}
-        return replace(f, options=dict(self.kernel.always) | found)
+        return f.given(dict(self.kernel.always) | found)
 
 
 @dataclass(frozen=True)
@@ -204,31 +205,32 @@ class KernelSpace:
             ok = ok & ((filled * f.grid[axis] - 1) * f.trips[axis] * f.tile[axis] < f.extent[axis])
         return ok
 
-    def repeated(self, f: Features) -> NDArray[np.bool_]:
-        """Whether an earlier order gives the same program with the same tiles."""
+    def repeated(self, f: Features, order: TilingExpr) -> NDArray[np.bool_]:
+        """Whether an order in front of that of the candidates gives the same program with the same tiles."""
         found = np.zeros(len(f), np.bool_)
         live = {a for a, t in f.trips.items() if t[0] > 1}
         for e in self.order.values:
-            if e == f.order:
+            if e == order:
                 break
             named = set(e.axes)
-            if live & set(f.order.axes) <= named:
+            if live & set(order.axes) <= named:
                 in_order = tuple(a for a in f.trips if a in live)
                 if str(placed(f.block, e, in_order)) == str(f.tree):
                     same = np.ones(len(f), np.bool_)
-                    for a in named - live - set(f.order.axes):
+                    for a in named - live - set(order.axes):
                         same &= f.grid[a] == 1
                     found |= same
         return found
 
     def batches(self, splits: Mapping[str, int], chunk: int = CHUNK) -> Iterator[Batch]:
-        """Every valid candidate for given split counts, each program once."""
+        """Every valid candidate for given split counts, each program once; orders follow one another in a batch."""
         mine = {a: splits[a] for a in self.free}
         choices: dict[str, Sequence[int]] = {k.name: k.values for k in self.tiles}
-        for e in self.order.values:
+        found: list[tuple[Sizes, ...]] = []
+        for code, e in enumerate(self.order.values):
             for grid in grid_of(choices, chunk):
                 groups = features(self.block, e, grid, mine, options=dict(self.always))
-                keep = np.flatnonzero(evaluate(groups, lambda f: self.valid(f) & ~self.repeated(f)))
+                keep = np.flatnonzero(evaluate(groups, lambda f: self.valid(f) & ~self.repeated(f, e)))  # noqa: B023
                 if not len(keep):
                     continue
                 looped = evaluate(groups, lambda f: np.full(len(f), any(t[0] > 1 for t in f.trips.values())))
@@ -238,9 +240,19 @@ class KernelSpace:
                 # without a loop there is nothing to pipeline: one depth stands for all
                 used = looped[which] | (stages == self.stages.values[0])
                 which, warps, stages = which[used], warps[used], stages[used]
-                first = np.zeros((len(which), len(self.settings)), np.int64)
-                plain = Batch(self, e, {a: v[which] for a, v in grid.items()}, mine, warps, stages, first)
-                yield from self._with_settings(plain, chunk) if self.settings else (plain,)
+                found.append((np.full(len(which), code), warps, stages, *(v[which] for v in grid.values())))
+                if sum(len(x[0]) for x in found) >= chunk:
+                    yield from self._batch(found, mine, chunk)
+                    found = []
+        if found:
+            yield from self._batch(found, mine, chunk)
+
+    def _batch(self, found: Sequence[tuple[Sizes, ...]], splits: Mapping[str, int], chunk: int) -> Iterator[Batch]:
+        """What was found one after another: codes of orders, warps, stages, and tiles."""
+        which, warps, stages, *tiles = (np.concatenate(x) for x in zip(*found, strict=True))
+        by_axis = dict(zip((k.name for k in self.tiles), tiles, strict=True))
+        plain = Batch(self, which, by_axis, splits, warps, stages, np.zeros((len(which), len(self.settings)), np.int64))
+        yield from self._with_settings(plain, chunk) if self.settings else (plain,)
 
     def _with_settings(self, plain: Batch, chunk: int) -> Iterator[Batch]:
         """The candidates with each set of options that is for them."""
@@ -249,7 +261,7 @@ class KernelSpace:
             at = np.array([i for i, _ in part])
             tiles = {a: v[at] for a, v in plain.tiles.items()}
             codes = np.array([c for _, c in part], np.int64)
-            yield Batch(self, plain.order, tiles, plain.splits, plain.warps[at], plain.stages[at], codes)
+            yield Batch(self, plain.which[at], tiles, plain.splits, plain.warps[at], plain.stages[at], codes)
 
     def place(self, plain: KernelSchedule) -> Place:
         return place_of(self.block, plain, self.device, self.behind)

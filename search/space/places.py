@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -58,8 +57,8 @@ def place_of(block: BlockGraph, schedule: KernelSchedule, device: Device, follow
     def resident() -> int:
         f = schedule_features(bound, schedule)
         if BACKEND.of(schedule) == "gluon":
-            return int(refined.terms(replace(f, options={BACKEND.key(): "gluon"}), device)["occupancy"][0])
-        f = replace(f, options={})
+            return int(refined.terms(f.given({BACKEND.key(): "gluon"}), device)["occupancy"][0])
+        f = f.given({})
         registers, shared = int(refined.registers(f, device)[0]), int(refined.shared_memory(f, device)[0])
         threads = 32 * schedule.num_warps
         return device.blocks_per_sm(threads, min(registers, device.registers_per_thread), shared)

@@ -28,7 +28,6 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
-from fuser.ir.tiling import TilingExpr
 from fuser.lower.descriptors import LEAST_BYTES
 from fuser.lower.descriptors import MAX_BOX
 from fuser.lower.options import BACKEND
@@ -106,11 +105,11 @@ def _with_options(kernels: Sequence[tuple[BlockGraph, Place]], estimate: Estimat
     """Each kernel by its block and schedule. Those that differ in tiles alone are estimated together: a batch costs hardly more
     than one of them."""
     known = {(id(block), place.schedule): (block, place) for block, place in kernels}
-    alike: dict[tuple[int, TilingExpr], list[tuple[KernelSchedule, list[KernelSchedule]]]] = {}
+    alike: dict[int, list[tuple[KernelSchedule, list[KernelSchedule]]]] = {}
     for (number, mine), (_, place) in known.items():
-        alike.setdefault((number, mine.order), []).append((mine, sets(place)))
+        alike.setdefault(number, []).append((mine, sets(place)))
     found: dict[tuple[int, KernelSchedule], _Kernel] = {}
-    for (number, _), several in alike.items():
+    for number, several in alike.items():
         block = known[number, several[0][0]][0]
         seconds = estimated(block, [s for _, tried in several for s in tried], estimate)
         for mine, tried in several:
@@ -140,7 +139,7 @@ def with_assumed(f: Features, device: Device) -> Features:
     for tensor in operands(f.block):
         moved = np.logical_and.reduce([_fits(f, s) for s in f.block.loads if s.access and s.access.source == tensor])
         found[TMA.key(tensor)] = moved
-    return replace(f, options={**f.options, **found})
+    return f.given({**f.options, **found})
 
 
 def _fits(f: Features, load: Stmt) -> NDArray[np.bool_]:
@@ -176,19 +175,21 @@ def _with(option: Option[Any], p: Place) -> list[KernelSchedule]:
 
 
 def estimated(block: BlockGraph, tried: Sequence[KernelSchedule], estimate: Estimator) -> Counts:
-    """Seconds of schedules of a block that have one order."""
+    """Seconds of schedules of a block."""
+    orders = {o: i for i, o in enumerate(dict.fromkeys(s.order for s in tried))}
     names = dict.fromkeys(n for s in tried for n in s.knob)
     values: Mapping[str, Any] = {n: np.array([s.knob.get(n) for s in tried], object) for n in names}
     groups = features(
         block,
-        tried[0].order,
+        tuple(orders),
         {a: np.array([s.tile[a] for s in tried]) for a in tried[0].tile},
         {a: np.array([dict(s.splits)[a] for s in tried]) for a, _ in tried[0].splits},
         np.array([s.num_warps for s in tried]),
         np.array([s.num_stages for s in tried]),
+        which=np.array([orders[s.order] for s in tried]),
     )
 
     def of(f: Features) -> Any:
-        return estimate(replace(f, options={n: v[f.index] for n, v in values.items()}))
+        return estimate(f.given({n: v[f.index] for n, v in values.items()}))
 
     return evaluate(groups, of)

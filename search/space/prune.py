@@ -16,7 +16,6 @@ from functools import lru_cache
 from itertools import chain
 from itertools import combinations
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -39,6 +38,7 @@ from search.space.expressions import expression_axes
 from search.space.expressions import rule1
 from search.space.expressions import rule2
 from search.space.expressions import short_sums
+from search.space.expressions import sub_expressions
 from search.space.expressions import tiling_expressions
 from search.space.expressions import too_deep
 
@@ -216,17 +216,21 @@ def expressions(block: BlockGraph) -> tuple[tuple[TilingExpr, ...], str]:
     """
     if why := too_deep(block):
         return (TilingExpr(),), f"{why}; only axes bound to blockIdx are tiled"
-    return rule2(block, rule1(block, tiling_expressions(block))), ""
+    return rule2(block, sub_expressions(block)), ""
 
 
 def distinct(block: BlockGraph, exprs: Sequence[TilingExpr]) -> tuple[TilingExpr, ...]:
     """One expression for each program: two are the same if their statements stand in the same loops whichever loops are live."""
-    kept: dict[Any, TilingExpr] = {}
+    kept: list[TilingExpr] = []
+    alike: dict[tuple[tuple[str, ...], str], list[TilingExpr]] = {}
     for e in exprs:
         axes = tuple(sorted(e.axes))
-        subsets = chain.from_iterable(combinations(axes, n) for n in range(len(axes), -1, -1))
-        kept.setdefault((axes, tuple(str(placed(block, e, live)) for live in subsets)), e)
-    return tuple(kept.values())
+        others = alike.setdefault((axes, str(placed(block, e, axes))), [])
+        fewer = [live for n in range(len(axes)) for live in combinations(axes, n)] if others else []
+        if not any(all(str(placed(block, e, x)) == str(placed(block, o, x)) for x in fewer) for o in others):
+            others.append(e)
+            kept.append(e)
+    return tuple(kept)
 
 
 def tile_grid(sets: Sequence[TileSet], chunk: int = CHUNK) -> Iterator[dict[str, Sizes]]:

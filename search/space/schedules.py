@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_model.features import Counts
-from cost_model.features import Sizes
 from cost_model.features import evaluate
 from cost_model.shared_memory import SLACK
 from fuser.device import Device
@@ -170,26 +169,20 @@ class ScheduleSpace:
         weight = np.array([k.weight * (k.count > 1) for k in self.knobs])
         return weight / weight.sum() if weight.sum() else None
 
-    def kernel_batches(self, rows: Rows) -> Iterator[tuple[int, Sizes, Batch]]:
-        """The rows' candidates of each kernel, by order: kernel number, positions of the rows, batch."""
-        for number in range(len(self.kernels)):
-            yield from ((number, index, batch) for index, batch in self.batches_of(number, rows))
+    def batches(self, rows: Rows) -> Iterator[Batch]:
+        """The rows' candidates of one kernel after another."""
+        return (self.batch(number, rows) for number in range(len(self.kernels)))
 
-    def batches_of(self, number: int, rows: Rows) -> Iterator[tuple[Sizes, Batch]]:
-        """The rows' candidates of one kernel, by order: positions of the rows, batch."""
+    def batch(self, number: int, rows: Rows) -> Batch:
+        """The rows' candidates of one kernel."""
         k, (at, end), known = self.kernels[number], self.places[number], self._places[number]
         if len(known) > REMEMBERED:
             known.clear()
-        codes = rows[:, at:end]
+        codes, tiled = rows[:, at:end], 1 + len(k.tiles)
         counts = {s.name: np.array(s.values)[rows[:, i]] for i, s in enumerate(self.splits)}
-        for code in np.unique(codes[:, 0]).tolist():
-            index = np.flatnonzero(codes[:, 0] == code)
-            mine = codes[index]
-            tiles = {t.name: np.array(t.values)[mine[:, 1 + j]] for j, t in enumerate(k.tiles)}
-            splits = {a: counts[a][index] for a in k.free}
-            warps, stages, chosen = np.split(mine[:, 1 + len(k.tiles) :], (1, 2), axis=1)
-            warps, stages = np.array(k.warps.values)[warps[:, 0]], np.array(k.stages.values)[stages[:, 0]]
-            yield index, Batch(k, k.order.values[code], tiles, splits, warps, stages, chosen, known)
+        tiles = {t.name: np.array(t.values)[codes[:, 1 + j]] for j, t in enumerate(k.tiles)}
+        warps, stages = np.array(k.warps.values)[codes[:, tiled]], np.array(k.stages.values)[codes[:, tiled + 1]]
+        return Batch(k, codes[:, 0], tiles, {a: counts[a] for a in k.free}, warps, stages, codes[:, tiled + 2 :], known)
 
     @cached_property
     def _places(self) -> tuple[dict[Any, Any], ...]:
@@ -214,20 +207,20 @@ class ScheduleSpace:
     def estimate_rows(self, rows: Rows, estimate: Estimator) -> Counts:
         """Seconds of each row, the sum over its kernels; infinite where a kernel breaks a rule."""
         total = np.zeros(len(rows))
-        for _, index, batch in self.kernel_batches(rows):
-            total[index] += batch.seconds(estimate)
+        for batch in self.batches(rows):
+            total += batch.seconds(estimate)
         return total
 
     def runs(self, rows: Rows) -> NDArray[np.bool_]:
         """Which rows keep the rules, whatever their options."""
         found = np.ones(len(rows), np.bool_)
-        for _, index, batch in self.kernel_batches(rows):
-            found[index] &= evaluate(batch.groups, batch.kernel.valid)
+        for batch in self.batches(rows):
+            found &= evaluate(batch.groups, batch.kernel.valid)
         return found
 
     def schedule(self, row: Sequence[int] | Rows) -> Schedule:
         rows = np.asarray([row], np.int64)
-        return Schedule(tuple(batch.schedule(0) for _, _, batch in self.kernel_batches(rows)))
+        return Schedule(tuple(batch.schedule(0) for batch in self.batches(rows)))
 
     def row(self, schedule: Schedule) -> list[int]:
         """The first row that gives a schedule, or what is the same kernel: loops of one trip, and the depth of a pipeline without

@@ -249,12 +249,13 @@ class Structure:
         """One kernel of each row; each different one is priced once in a search: mutants of several kernels change few."""
         known, codes = self._priced[number], self.space.mine(number, rows)
         new = list({c: i for i, c in enumerate(codes) if c not in known}.values())
-        for index, batch in self.space.batches_of(number, rows[new]) if new else ():
+        if new:
+            batch = self.space.batch(number, rows[new])
             seconds, parts = self._batch(batch)
             shares = np.array([np.where(np.isfinite(seconds), parts[t], 0.0) for t in TERMS]).T
-            for at, (i, s) in enumerate(zip(index.tolist(), seconds.tolist(), strict=True)):
+            for at, (i, s) in enumerate(zip(new, seconds.tolist(), strict=True)):
                 schedule = batch.schedule(at) if math.isfinite(s) else None
-                known[codes[new[i]]] = _Priced(s, tuple(shares[at].tolist()), schedule)
+                known[codes[i]] = _Priced(s, tuple(shares[at].tolist()), schedule)
         return [known[c] for c in codes]
 
     @cached_property

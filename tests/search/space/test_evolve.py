@@ -79,8 +79,8 @@ def test_no_schedule_is_expected_below_the_bound(name: str) -> None:
     for graph in structures(workload(name)):
         mine, rng = ScheduleSpace(graph, H200), np.random.default_rng(0)
         rows = mine.sample_rows(64, rng)
-        for number, index, batch in mine.kernel_batches(rows):
-            block, counts = mine.kernels[number].block, [dict(mine.schedule(rows[i]).kernels[number].splits) for i in index[:4]]
+        for number, batch in enumerate(mine.batches(rows)):
+            block, counts = mine.kernels[number].block, [dict(mine.schedule(r).kernels[number].splits) for r in rows[:4]]
             seconds = batch.seconds(estimator(H200))[:4]
             assert all(s >= least_seconds(block, c, H200) for s, c in zip(seconds, counts, strict=True))
 
