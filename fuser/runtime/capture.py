@@ -55,9 +55,10 @@ class Captured:
             torch._foreach_copy_(to, of)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def capture_calls(calls: Sequence[Callable[[], Any]], warm: bool = False) -> Any:
-    """A ``torch.cuda.CUDAGraph`` of the calls one after another; ``warm`` runs the first once before (lazy handles). What they
-    return lives until all are captured, so that none writes to memory that an earlier one has written its results to."""
+def capture_calls(calls: Sequence[Callable[[], Any]], warm: bool = False, pool: Any = None) -> Any:
+    """A ``torch.cuda.CUDAGraph`` of the calls one after another; ``warm`` runs the first once before (lazy handles); ``pool``:
+    memory of another graph, which is not replayed at the same time. What they return lives until all are captured, so that none
+    writes to memory that an earlier one has written its results to."""
     import torch
 
     graph = torch.cuda.CUDAGraph()
@@ -67,7 +68,7 @@ def capture_calls(calls: Sequence[Callable[[], Any]], warm: bool = False) -> Any
         if warm:
             calls[0]()
         torch.cuda.synchronize()
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             results = [call() for call in calls]
         finally:

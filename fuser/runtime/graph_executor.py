@@ -23,6 +23,10 @@ from fuser.ir.program import Tensor
 from fuser.ir.schedule import Schedule
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
+from fuser.runtime.again import LIGHT
+from fuser.runtime.again import MANY
+from fuser.runtime.again import Again
+from fuser.runtime.again import Graph
 from fuser.runtime.binding import Loaded
 from fuser.runtime.binding import held_by_libraries
 from fuser.runtime.binding import launches
@@ -65,7 +69,8 @@ class Executable:
 
     The workspace is allocated once. A call allocates its outputs, and nothing where they are passed in, but what torch needs
     inside of some library kernels. (An input that is not contiguous, or not aligned to 16 bytes, is copied.)
-    Addresses that come again are remembered, so that the next call on the same tensors only launches.
+    Addresses that come again are remembered, so that the next call on the same tensors only launches, and many launches become
+    a CUDA graph of these addresses (:mod:`fuser.runtime.again`).
     ``constants`` are inputs that never change (weights): they are checked once and are not arguments. ``build`` makes kernels of
     calls of torch that follow one another (:mod:`fuser.runtime.joined`), or of the ``original`` of all; they are tried
     on ``examples`` of the inputs, by name. On ``device="cpu"`` kernels run in Triton's interpreter.
@@ -124,6 +129,9 @@ class Executable:
         self._packed: dict[tuple[int, ...], _Packed] = {}
         self._seen: set[tuple[int, ...]] = set()
         self._last, self._last_handle = None, -1 if gpu else self._current()
+        written = sum(self.plan.table[n].nbytes for i in self.plan.launched for n in self.plan.graph.kernels[i].outputs)
+        self._again = Again(self._graph) if gpu and len(self.plan.launched) >= MANY and written <= LIGHT else None
+        self._memory: Any = None
 
     def _load(self, artifacts: Sequence[KernelArtifact | None] | None) -> list[Loaded]:
         import torch
@@ -293,9 +301,12 @@ class Executable:
                 tensors = tuple(self._checked(inputs, outputs).values())
             key = tuple([x.data_ptr() for x in tensors])
         with self._lock:
-            packed = self._packed.get(key) or self._remember(key, tensors)
             if self._current() != self._last_handle:
                 self._order()
+            if self._again is not None and not self._capturing() and (graph := self._again.graph(key, tensors)) is not None:
+                graph.replay()
+                return self._with_made(given, {n: _copy(x) for n, x in graph.made.items()}) if self._made else given
+            packed = self._packed.get(key) or self._remember(key, tensors)
             if packed.late is None:
                 packed.call()
                 return given
@@ -313,6 +324,14 @@ class Executable:
             x = late[self.outputs[i]]
             found[i] = x if found[i] is None else found[i].copy_(x)
         return tuple(found)
+
+    def _graph(self, tensors: tuple[Any, ...]) -> Graph:
+        """The call on these tensors as a CUDA graph. Those of one executable share memory, as calls share the workspace."""
+        made: dict[str, Any] = {}
+        call = self._bind({s.name: x for s, x in zip(self._ends, tensors, strict=True)}, made=made)
+        graph = capture_calls([call], warm=True, pool=self._memory)
+        self._memory = graph.pool()
+        return Graph(graph.replay, made)
 
     def _remember(self, key: tuple[int, ...], tensors: tuple[Any, ...]) -> _Packed:
         """A call for these addresses: of its own where they come again and no library needs the tensors, else the one that takes
@@ -373,6 +392,13 @@ class Executable:
             torch.cuda.synchronize()
         found = {n: values[n] if n in values else made[n] for n in outputs or self.outputs}
         return Captured({n: values[n] for n in inputs}, found, graph, (self, call))
+
+
+def _copy(x: Any) -> Any:
+    """A copy of a tensor that lies as it does."""
+    import torch
+
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _raw_stream() -> Callable[[int], int]:

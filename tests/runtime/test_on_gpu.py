@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import Tensor
 from fuser.ir.schedule import Schedule
+from fuser.runtime.again import AFTER
 from fuser.runtime.graph_executor import Executable
 from fuser.runtime.torch_program import reference
 from fuser.superopt.structures import structures
@@ -184,3 +187,69 @@ def test_a_thread_that_did_nothing_with_cuda_can_launch() -> None:
     thread.start()
     thread.join()
     close(out, want(*values))
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of one launch and more become graphs."""
+    monkeypatch.setattr("fuser.runtime.graph_executor.MANY", 1)
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("name", CASES)
+def test_calls_on_the_same_tensors_become_a_graph_of_what_is_in_them(name: str) -> None:
+    graph, schedule, want, _ = CASES[name]
+    exe = Executable(graph, schedule)
+    values = inputs_of(graph)
+    kept: list[Any] = []
+    for seed in range(3 * AFTER):
+        for x, new in zip(values, inputs_of(graph, seed), strict=True):
+            x.copy_(new)
+        exe.workspace.fill_(255)
+        got = exe(*values)
+        close(got, want(*values))
+        if seed >= 2 * AFTER:
+            kept.append((got, got.clone()))
+    assert exe._again is not None and exe._again._graphs
+    assert all(torch.equal(x, y) for x, y in kept), "no call writes to the results of another"
+    out = torch.empty_like(got)
+    for _ in range(AFTER + 1):
+        out.fill_(float("nan"))
+        assert exe(*values, out=out) is out
+        close(out, want(*values))
+
+
+@pytest.mark.usefixtures("few")
+def test_a_graph_is_no_part_of_a_users_own_capture_and_follows_streams() -> None:
+    graph, schedule, want, _ = CASES["mixed"]
+    exe = Executable(graph, schedule)
+    values = inputs_of(graph)
+    out = torch.empty(128, 96, dtype=torch.float16, device="cuda")
+    for _ in range(AFTER + 1):
+        exe(*values, out=out)
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        exe(*values, out=out)
+    out.fill_(float("nan"))
+    recorded.replay()
+    close(out, want(*values))
+    for _ in range(20):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+            exe.workspace.fill_(255)
+            exe(*values, out=out)
+            torch.cuda.default_stream().wait_stream(torch.cuda.current_stream())
+        close(out, want(*values))
+
+
+@pytest.mark.usefixtures("few")
+def test_no_input_is_kept_alive() -> None:
+    graph, schedule, _, _ = CASES["mixed"]
+    exe = Executable(graph, schedule)
+    values = inputs_of(graph)
+    for _ in range(AFTER + 1):
+        exe(*values)
+    seen = [weakref.ref(x) for x in values]
+    del values
+    gc.collect()
+    assert not any(r() for r in seen)
