@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuser.errors import FuserError
+from fuser.runtime.plan import Plan
 
-MANY = 8
+MANY = 4
 """Launches of a call from which on a graph is worth its memory."""
 AFTER = 4
 """Calls on the same addresses; the last of them captures."""
@@ -23,10 +24,16 @@ MOST, ALL = 8, 32
 """Graphs that are kept at once, the latest ones, and that are captured at all: addresses that never settle are left alone."""
 COUNTED = 64
 """Sets of addresses that are counted."""
-LIGHT = 1 << 28
-"""Most bytes of results of all kernels: what writes more keeps the GPU busy for longer than the host needs."""
+LIGHT, MOST_BYTES = 1 << 25, 1 << 31
+"""Most bytes of results a launch, and of all: what writes more keeps the GPU busy for longer than the host needs."""
 
 Key = tuple[int, ...]
+
+
+def worth_it(plan: Plan) -> bool:
+    """Whether the host takes as long for a call as the GPU, or may."""
+    written = sum(plan.table[n].nbytes for i in plan.launched for n in plan.graph.kernels[i].outputs)
+    return len(plan.launched) >= MANY and written <= min(LIGHT * len(plan.launched), MOST_BYTES)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,10 +23,9 @@ from fuser.ir.program import Tensor
 from fuser.ir.schedule import Schedule
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
-from fuser.runtime.again import LIGHT
-from fuser.runtime.again import MANY
 from fuser.runtime.again import Again
 from fuser.runtime.again import Graph
+from fuser.runtime.again import worth_it
 from fuser.runtime.binding import Loaded
 from fuser.runtime.binding import held_by_libraries
 from fuser.runtime.binding import launches
@@ -129,8 +128,7 @@ class Executable:
         self._packed: dict[tuple[int, ...], _Packed] = {}
         self._seen: set[tuple[int, ...]] = set()
         self._last, self._last_handle = None, -1 if gpu else self._current()
-        written = sum(self.plan.table[n].nbytes for i in self.plan.launched for n in self.plan.graph.kernels[i].outputs)
-        self._again = Again(self._graph) if gpu and len(self.plan.launched) >= MANY and written <= LIGHT else None
+        self._again = Again(self._graph) if gpu and worth_it(self.plan) else None
         self._memory: Any = None
 
     def _load(self, artifacts: Sequence[KernelArtifact | None] | None) -> list[Loaded]:

@@ -24,6 +24,7 @@ from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 
 
+@pytest.mark.slow
 def test_a_sample_of_mutants_is_refused_and_one_of_rewritings_accepted() -> None:
     for names in (tuple(ALGEBRA), tuple(BOUNDARIES)):
         found = run(mutants, names, 12, 7, 1, lambda r: r.kind != "equal")

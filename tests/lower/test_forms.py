@@ -66,6 +66,7 @@ def test_a_form_inside_the_other() -> None:
     assert knobs.runtime.interpret == flag
 
 
+@pytest.mark.slow
 def test_with_the_interpreter_switched_on_beforehand(tmp_path: Path) -> None:
     """In a process for each order, forked from one that has imported all."""
     code = (

@@ -6,12 +6,19 @@ from typing import Any
 
 import pytest
 
+from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.program import Tensor
+from fuser.ir.schedule import Schedule
 from fuser.runtime import again
 from fuser.runtime.again import AFTER
 from fuser.runtime.again import ALL
 from fuser.runtime.again import MOST
 from fuser.runtime.again import Again
 from fuser.runtime.again import Graph
+from fuser.runtime.again import worth_it
+from fuser.runtime.plan import plan
 
 
 class Capturing:
@@ -50,6 +57,16 @@ def test_what_cannot_be_captured_is_not_tried_again() -> None:
     mine = Again(fails)
     assert all(mine.graph((i,), (i,)) is None for i in (0, 1) for _ in range(3 * AFTER))
     assert len(tried) == 1
+
+
+def test_long_kernels_hide_what_the_host_does() -> None:
+    def of(size: int, count: int) -> KernelGraph:
+        kernels = tuple(LibraryKernel(f"k{i}", "tanh", (f"T{i}",), f"T{i + 1}") for i in range(count))
+        ends = (Tensor("T0", (size,), "float16"), Tensor(f"T{count}", (size,), "float16"))
+        return KernelGraph("chain", ("T0",), kernels, (f"T{count}",), ends).validate()
+
+    plans = [plan(Candidate(of(size, count), Schedule(()))) for size, count in ((64, 3), (64, 4), (1 << 25, 4))]
+    assert [worth_it(p) for p in plans] == [False, True, False]
 
 
 def test_addresses_that_never_settle_cost_a_bounded_number_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,11 @@ PADDED = torch.arange(5)[None] >= torch.tensor([5, 3])[:, None]
     [
         ({}, {}),
         ({"norm_first": True, "activation": "gelu", "layer_norm_eps": 0.1}, {"src_mask": CAUSAL}),
-        ({}, {"src_key_padding_mask": PADDED}),
-        ({}, {"src_mask": CAUSAL, "src_key_padding_mask": PADDED}),
-        (
-            {},
-            {"src_mask": torch.randn(5, 5, generator=torch.Generator().manual_seed(0))},
-        ),  # torch's fast path hides what is not 0
+        pytest.param({}, {"src_key_padding_mask": PADDED}, marks=pytest.mark.slow),
+        pytest.param({}, {"src_mask": CAUSAL, "src_key_padding_mask": PADDED}, marks=pytest.mark.slow),
+        pytest.param(  # torch's fast path hides what is not 0
+            {}, {"src_mask": torch.randn(5, 5, generator=torch.Generator().manual_seed(0))}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_layer_of_the_fast_path_has_kernels(options: dict[str, Any], masks: dict[str, Any]) -> None:

@@ -169,6 +169,7 @@ def test_options_of_tensors_follow_their_names() -> None:
     assert found.knob == {"tma_X": True, "evict_W@200": "evict_last", "pdl": "early"}
 
 
+@pytest.mark.slow
 def test_parts_are_measured_in_the_layouts_of_the_plan() -> None:
     """On a device that does not exist; what is measured computes the same in the interpreter, with zeros between rows."""
     program, params = narrow()
@@ -193,6 +194,7 @@ def test_parts_are_measured_in_the_layouts_of_the_plan() -> None:
         assert found.ok, found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::fuser.errors.LeftToTorch")
 def test_schedules_of_other_layouts_that_end_before_the_rows_do_are_not_taken() -> None:
     """A tile of one column leaves the zeros behind 20 of them unwritten: the module was none of our kernels."""

@@ -131,6 +131,7 @@ class Turned(torch.nn.Module):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(*x.shape[:2], -1)
 
 
+@pytest.mark.slow
 def test_attention_turns_heads_of_a_packed_product_as_it_loads_them() -> None:
     torch.manual_seed(0)
     module, x = Turned(512, 128).eval().half(), torch.randn(2, 128, 512).half()

@@ -109,6 +109,7 @@ def statuses(worker: Worker, *names: str) -> list[str]:
     return [m.status for m in worker.run(PROGRAM, peers(*names), Options())]
 
 
+@pytest.mark.slow
 def test_everyone_answers_for_itself(worker: Worker) -> None:
     found = worker.run(PROGRAM, peers("fine", f"exit@{TIMED}", "fine@7", "write", "fine@8", f"raise@{TIMED}"), Options())
     assert [m.status for m in found] == ["ok", "crash", "ok", "invalid", "ok", "invalid"]
