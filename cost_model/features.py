@@ -323,7 +323,7 @@ def features(
     for axis, g in grid.items():
         if axis not in split_of:
             blocks = blocks * g
-    names = [axis for axis, t in trips.items() if t.max() > 1]
+    names = [axis for axis, t in trips.items() if (t > 1).any()]
     code = number << len(names)
     for i, axis in enumerate(names):
         code |= (trips[axis] > 1).astype(np.int64) << i

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from fuser.errors import UsageError
@@ -55,24 +56,53 @@ class Captured:
             torch._foreach_copy_(to, of)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def capture_calls(calls: Sequence[Callable[[], Any]], warm: bool = False, pool: Any = None) -> Any:
-    """A ``torch.cuda.CUDAGraph`` of the calls one after another; ``warm`` runs the first once before (lazy handles); ``pool``:
-    memory of another graph, which is not replayed at the same time. What they return lives until all are captured, so that none
-    writes to memory that an earlier one has written its results to."""
+def capture_calls(calls: Sequence[Callable[[], Any]], warm: bool = False) -> Any:
+    """A ``torch.cuda.CUDAGraph`` of the calls one after another; ``warm`` runs the first once before (lazy handles). What they
+    return lives until all are captured, so that none writes to memory that an earlier one has written its results to."""
     import torch
 
-    graph = torch.cuda.CUDAGraph()
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        if warm:
-            calls[0]()
-        torch.cuda.synchronize()
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            results = [call() for call in calls]
-        finally:
-            graph.capture_end()
-    del results
-    torch.cuda.current_stream().wait_stream(side)
+    try:
+        with torch.cuda.stream(side):
+            if warm:
+                calls[0]()
+            side.synchronize()
+            _forget_workspaces()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                results = [call() for call in calls]
+            except BaseException:
+                with suppress(RuntimeError):  # what was raised first says more
+                    _end(graph, pool)
+                raise
+            _end(graph, pool)
+            _forget_workspaces()
+        del results
+    finally:  # a call that raises half way has begun to write
+        torch.cuda.current_stream().wait_stream(side)
     return graph
+
+
+def _end(graph: Any, pool: Any) -> None:
+    """Ends a capture. Where that fails torch's allocator still takes memory for it, and never frees any again: it is told."""
+    import torch
+
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        device = torch.cuda.current_device()
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+        raise
+
+
+def _forget_workspaces() -> None:
+    """cuBLAS keeps memory for each stream: a graph has its own, which nobody frees under it, and leaves none of it to others."""
+    import torch
+
+    forget = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # CUDA's torch alone
+    if forget is not None:
+        forget()

@@ -129,7 +129,7 @@ class Executable:
         self._seen: set[tuple[int, ...]] = set()
         self._last, self._last_handle = None, -1 if gpu else self._current()
         self._again = Again(self._graph) if gpu and worth_it(self.plan) else None
-        self._memory: Any = None
+        self._autocast: Callable[[], bool] = torch.is_autocast_enabled
 
     def _load(self, artifacts: Sequence[KernelArtifact | None] | None) -> list[Loaded]:
         import torch
@@ -301,7 +301,7 @@ class Executable:
         with self._lock:
             if self._current() != self._last_handle:
                 self._order()
-            if self._again is not None and not self._capturing() and (graph := self._again.graph(key, tensors)) is not None:
+            if (graph := self._replayed(key, tensors)) is not None:
                 graph.replay()
                 return self._with_made(given, {n: _copy(x) for n, x in graph.made.items()}) if self._made else given
             packed = self._packed.get(key) or self._remember(key, tensors)
@@ -323,13 +323,17 @@ class Executable:
             found[i] = x if found[i] is None else found[i].copy_(x)
         return tuple(found)
 
+    def _replayed(self, key: tuple[int, ...], tensors: tuple[Any, ...]) -> Graph | None:
+        """What stands for a call on these tensors; nothing in a capture of the user's, or where torch computes otherwise."""
+        if self._again is None or self._capturing() or self._autocast():
+            return None
+        return self._again.graph(key, tensors)
+
     def _graph(self, tensors: tuple[Any, ...]) -> Graph:
-        """The call on these tensors as a CUDA graph. Those of one executable share memory, as calls share the workspace."""
+        """The call on these tensors as a CUDA graph."""
         made: dict[str, Any] = {}
         call = self._bind({s.name: x for s, x in zip(self._ends, tensors, strict=True)}, made=made)
-        graph = capture_calls([call], warm=True, pool=self._memory)
-        self._memory = graph.pool()
-        return Graph(graph.replay, made)
+        return Graph(capture_calls([call], warm=True).replay, made)
 
     def _remember(self, key: tuple[int, ...], tensors: tuple[Any, ...]) -> _Packed:
         """A call for these addresses: of its own where they come again and no library needs the tensors, else the one that takes
@@ -361,13 +365,13 @@ class Executable:
             yield
 
     def _order(self) -> None:
-        """This stream is not that of the last call: it waits for it, since both calls use the workspace."""
+        """This stream is not that of the last call: it waits for it: both use the workspace, or memory of one graph."""
         import torch
 
         if torch.cuda.is_current_stream_capturing():
             return
         stream = torch.cuda.current_stream(self.device)
-        if self._last is not None and self.plan.bytes:
+        if self._last is not None and (self.plan.bytes or self._again is not None):
             stream.wait_stream(self._last)
         self._last, self._last_handle = stream, stream.cuda_stream
 
