@@ -328,14 +328,16 @@ def features(
     for i, axis in enumerate(names):
         code |= (trips[axis] > 1).astype(np.int64) << i
     codes, of_code = np.unique(code, return_inverse=True)
-    trees: dict[tuple[tuple[str, ...], Paths], list[int]] = {}
-    for i, c in enumerate(codes.tolist()):
-        live = tuple(axis for j, axis in enumerate(names) if c >> j & 1)
-        trees.setdefault(nest(orders[c >> len(names)], live), []).append(i)
+    trees: dict[tuple[tuple[str, ...], Paths], int] = {}
+    numbers: list[int] = []
+    for c in codes.tolist():
+        live = tuple(axis for i, axis in enumerate(names) if c >> i & 1)
+        numbers.append(trees.setdefault(nest(orders[c >> len(names)], live), len(trees)))
+    of_tree = np.array(numbers)[of_code]
     every_warps, every_stages = full(warps), full(stages)
     groups = []
-    for loops, mine in trees.items():
-        index = np.flatnonzero(of_code == mine[0] if len(mine) == 1 else np.isin(of_code, mine))
+    for loops, tree in trees.items():
+        index = np.flatnonzero(of_tree == tree)
         groups.append(
             Features(
                 block,

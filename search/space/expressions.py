@@ -19,6 +19,7 @@ Deep and flat
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -149,15 +150,15 @@ def tiling_expressions(block: BlockGraph) -> tuple[TilingExpr, ...]:
 
 
 def sub_expressions(block: BlockGraph) -> tuple[TilingExpr, ...]:
-    """What rule 1 leaves of all expressions: found once for blocks whose computations have the same loops."""
-    if len(axes := expression_axes(block)) > MAX_AXES:
-        return rule1(block, tiling_expressions(block))  # says why not
+    """What rule 1 leaves of all expressions of a block that is not :func:`too_deep`: found once for blocks whose computations
+    have the same loops."""
+    axes = expression_axes(block)
     return _left(axes, frozenset(axes).intersection(bindable(block)), tuple(c.axes for c in computations(block)))
 
 
 @lru_cache(maxsize=256)
 def _left(axes: tuple[str, ...], bound: frozenset[str], needs: tuple[frozenset[str], ...]) -> tuple[TilingExpr, ...]:
-    return tuple(dict.fromkeys(_unbound(e, bound, needs) for e in _every(axes, needs)))
+    return _rule1(_every(axes, needs), bound, needs)
 
 
 def _every(axes: tuple[str, ...], needs: Sequence[frozenset[str]]) -> Iterator[TilingExpr]:
@@ -241,6 +242,12 @@ def overwhelms(block: BlockGraph, expr: TilingExpr) -> str:
 def rule1(block: BlockGraph, expressions: Sequence[TilingExpr]) -> tuple[TilingExpr, ...]:
     """The distinct sub-tiling expressions, in order of first appearance."""
     bound, computed = frozenset(bindable(block)), [c.axes for c in computations(block)]
+    return _rule1(expressions, bound, computed)
+
+
+def _rule1(
+    expressions: Iterable[TilingExpr], bound: frozenset[str], computed: Sequence[frozenset[str]]
+) -> tuple[TilingExpr, ...]:
     return tuple(dict.fromkeys(_unbound(e, bound, computed) for e in expressions))
 
 

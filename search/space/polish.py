@@ -102,8 +102,8 @@ class _Kernel:
 
 
 def _with_options(kernels: Sequence[tuple[BlockGraph, Place]], estimate: Estimator) -> dict[tuple[int, KernelSchedule], _Kernel]:
-    """Each kernel by its block and schedule. Those that differ in tiles alone are estimated together: a batch costs hardly more
-    than one of them."""
+    """Each kernel by its block and schedule. Those of one block are estimated together: a batch costs hardly more than one of
+    them."""
     known = {(id(block), place.schedule): (block, place) for block, place in kernels}
     alike: dict[int, list[tuple[KernelSchedule, list[KernelSchedule]]]] = {}
     for (number, mine), (_, place) in known.items():

@@ -123,6 +123,15 @@ def test_a_call_with_outputs_allocates_nothing(name: str) -> None:
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
+def recorded_by_a_user(exe: Executable, values: list[Any], out: Any) -> None:
+    """``out`` is what a replay of the user's own graph of a call writes."""
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        exe(*values, out=out)
+    out.fill_(float("nan"))
+    recorded.replay()
+
+
 def test_a_users_own_capture_takes_a_call() -> None:
     graph, schedule, want, _ = CASES["mixed"]
     exe = Executable(graph, schedule)
@@ -130,11 +139,7 @@ def test_a_users_own_capture_takes_a_call() -> None:
     out = torch.empty(128, 96, dtype=torch.float16, device="cuda")
     exe(*values, out=out)
     torch.cuda.synchronize()
-    recorded = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(recorded):
-        exe(*values, out=out)
-    out.fill_(float("nan"))
-    recorded.replay()
+    recorded_by_a_user(exe, values, out)
     close(out, want(*values))
 
 
@@ -229,11 +234,7 @@ def test_a_graph_is_no_part_of_a_users_own_capture_and_follows_streams() -> None
     out = torch.empty(128, 96, dtype=torch.float16, device="cuda")
     for _ in range(AFTER + 1):
         exe(*values, out=out)
-    recorded = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(recorded):
-        exe(*values, out=out)
-    out.fill_(float("nan"))
-    recorded.replay()
+    recorded_by_a_user(exe, values, out)
     close(out, want(*values))
     for _ in range(20):
         with torch.cuda.stream(torch.cuda.Stream()):
