@@ -20,6 +20,7 @@ from typing import Any
 from fuser import kept
 from fuser.files import BAD_VALUE
 from fuser.frontends.imported import Imported
+from fuser.frontends.opened import opened
 from fuser.lower.assembler import compiler
 from fuser.lower.compile import cache_dir
 from fuser.runtime.capture import capture_calls
@@ -106,11 +107,28 @@ def measured(
         return Beside(*times({"ours": ours, "theirs": theirs}), *replays, agree=same)
 
 
+def faster_calls(
+    ours: Callable[[], Any], theirs: Callable[[], Any], device: str, key: str | None, tied: bool = False
+) -> Beside | None:
+    """What is measured of two callables, or was before of those with this ``key`` (None: nothing is kept); None where torch's
+    compiler has no answer. ``tied`` as in :func:`measured`."""
+    file = None if key is None else file_of(key, device=device)
+    if file is not None and (before := read(file)) is not None:
+        return before
+    with suppress(Exception):  # out of memory, or nothing for a compiler
+        found = measured(ours, theirs, device, tied)
+        if file is not None:
+            write(file, found)
+        return found
+    return None
+
+
 def _tensors(found: Any) -> list[Any]:
     import torch
 
-    several = found.values() if isinstance(found, Mapping) else found if isinstance(found, (tuple, list)) else (found,)
-    return [x for x in several if isinstance(x, torch.Tensor)]
+    from torch.utils._pytree import tree_leaves
+
+    return [x for x in tree_leaves(opened(found)) if isinstance(x, torch.Tensor)]
 
 
 def may_be_measured(device: str | None) -> bool:

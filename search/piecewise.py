@@ -10,7 +10,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 from dataclasses import field
 from functools import cached_property
-from traceback import walk_tb
 from typing import Any
 
 import fuser
@@ -19,10 +18,16 @@ from fuser.errors import GradientError
 from fuser.errors import LeftToTorch
 from fuser.errors import UsageError
 from fuser.errors import first_line
+from fuser.frontends.left import unchanged
 from fuser.frontends.left import values_kept
 from fuser.frontends.left import writes
 from fuser.frontends.torch_trace import alone
+from fuser.runtime.inductor import is_tied
 from search.as_function import AsFunction
+from search.beside import Beside
+from search.beside import faster_calls
+from search.beside import may_be_measured
+from search.tuner.efforts import module_effort
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,10 @@ class PiecewiseModule(AsFunction):
     _doors: list[Any] = field(default_factory=list, init=False)
     """Its graphs."""
     _theirs: dict[Any, Any] = field(default_factory=dict, init=False)
-    """What torch's compiler makes of the module for arguments for which it has all of the graphs, by what these are like."""
+    """What torch's compiler makes of the module for arguments for which that is the faster, or has all of the graphs, by what
+    these are like; None where our graphs stay."""
+    beside: Beside | None = field(default=None, init=False)
+    """What was measured last."""
 
     def __post_init__(self) -> None:
         said = f"{type(self.module).__name__} is no program: {self.why}; its graphs are compiled one by one, when they are called"
@@ -140,24 +148,25 @@ class PiecewiseModule(AsFunction):
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         import torch
-        from torch._dynamo.exc import TorchDynamoException
 
-        like = None if named or self.gradients else _like(inputs)
+        like = None if self.gradients or self._run is self.module else _like(inputs, named)
         if (theirs := self._theirs.get(like)) is not None:
             with torch.no_grad():
-                return theirs(*inputs)
-        before = None if self._run is self.module else _Before.of(self._held, (inputs, named), copied=not self._ran)
+                return theirs(*inputs, **named)
+        anew = not self._ran or like not in self._theirs
+        before = None if self._run is self.module else _Before.of(self._held, (inputs, named), copied=anew)
         self._look(before)
         with torch.set_grad_enabled(self.gradients):
             try:
                 found = self._run(*inputs, **named)
                 self._ran = True
-                if like is not None and self._doors and all(getattr(d, "theirs", False) for d in self._doors):
-                    self._theirs[like] = torch.compile(self.module, dynamic=False)  # without our way to each graph
+                if before is not None and like is not None and anew:
+                    self._theirs[like] = self._settled(like, inputs, named, before.untouched)
                 return found
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:
-                ours = isinstance(error, (TorchDynamoException, GradientError)) or _of_dynamo(error)
-                if before is None or not ours or not before.again():
+                if before is None or not before.again():
                     raise
                 found = self.module(*inputs, **named)  # what is wrong with the inputs is wrong here as well
                 what = "it asks for gradients" if isinstance(error, GradientError) else "its compiler does not take it"
@@ -165,6 +174,28 @@ class PiecewiseModule(AsFunction):
                 warnings.warn(said, LeftToTorch, stacklevel=2)
                 self._run = self.module
                 return found
+
+    def _settled(self, like: Any, inputs: Sequence[Any], named: Mapping[str, Any], untouched: bool) -> Any:
+        """What is called from now on with such arguments: torch's compiler where it has all of the graphs, without our way to
+        each, or is the faster of both. None for our graphs, which stay where a call leaves more behind than its results."""
+        import torch
+
+        if not self._doors:
+            return None
+        theirs = torch.compile(self.module, dynamic=False)
+        if all(getattr(d, "theirs", False) for d in self._doors):
+            return theirs
+        beside = untouched and module_effort(self.options.get("effort"))[1] and not self.options.get("cudagraphs")
+        if not (beside and may_be_measured(self.device)):
+            return None
+        calls = (lambda: self._run(*inputs, **named)), (lambda: theirs(*inputs, **named))
+        doors = [d.module for d in self._doors if hasattr(d, "module")]
+        states = [(n, tuple(x.shape), x.dtype) for n, x in self.module.state_dict().items() if isinstance(x, torch.Tensor)]
+        key = repr((like, self.target, sorted(self.options.items()), [m.code for m in doors], states))
+        kept = None if self.options.get("records") is False else key
+        with values_kept(self.module), unchanged(self.module):
+            self.beside = faster_calls(*calls, self.device, kept, any(map(is_tied, doors)))
+        return None if self.beside is None or self.beside.ours else theirs
 
     def _look(self, before: _Before | None) -> None:
         """Forgets the kernels of graphs that have values of parameters in them, where somebody wrote to a parameter since."""
@@ -174,18 +205,19 @@ class PiecewiseModule(AsFunction):
             self._parameters = before.parameters
 
     def __repr__(self) -> str:
-        return f"<PiecewiseModule {type(self.module).__name__}: graph by graph, for {self.target.title}; runs on {self.device}>"
+        where = f"graph by graph, for {self.target.title}; runs on {self.device}"
+        return f"<PiecewiseModule {type(self.module).__name__}: {where}{f'; {self.beside}' if self.beside else ''}>"
 
 
-def _like(inputs: Sequence[Any]) -> Any:
+def _like(inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """How tensors lie, and numbers: equal for arguments of which a compiler makes the same. None where there are others."""
     import torch
 
-    found = []
-    for x in inputs:
+    found: list[Any] = [*named]
+    for x in (*inputs, *named.values()):
         if isinstance(x, torch.Tensor) and not x.requires_grad:
             found.append((x.shape, x.stride(), x.dtype, x.device))
-        elif type(x) in (int, float, bool):
+        elif x is None or type(x) in (int, float, bool, str):
             found.append((type(x), x))
         else:
             return None
@@ -211,9 +243,14 @@ class _Before:
         given = (x for x in (*tree_leaves(arguments), *buffers) if isinstance(x, torch.Tensor))
         tensors = [x for x in given if not x.is_inference()]
         copies = [t.detach().clone() for t in tensors] if copied else []
-        random = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())] if copied else []
+        random = _random() if copied else []
         counts = [writes(t) for t in parameters]
         return cls([*((t, writes(t)) for t in tensors), *zip(parameters, counts, strict=True)], copies, random, counts)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether all is as it was; of a call with copies."""
+        return all(writes(t) == count for t, count in self.counts) and all(map(_equal, self.random, _random()))
 
     def again(self) -> bool:
         """Whether all is as it was; what the graphs in front of one that failed have written, or drawn, is taken back."""
@@ -231,6 +268,12 @@ class _Before:
         return True
 
 
-def _of_dynamo(error: BaseException) -> bool:
-    """Whether dynamo raised it while it traced: among others it passes on AssertionErrors of its own."""
-    return any(frame.f_code.co_filename.endswith("convert_frame.py") for frame, _ in walk_tb(error.__traceback__))
+def _random() -> list[Any]:
+    """Where torch's random numbers stand."""
+    import torch
+
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return bool((a == b).all())

@@ -227,10 +227,20 @@ class Door:
             try:
                 found = self._compiled(args)
             except Exception as error:  # noqa: BLE001 - torch runs what cannot be compiled, whatever the reason
-                self._say(f"torch runs a graph that could not be compiled: {first_line(error)}")
-                found = Made(None)
+                found = self._left(args, first_line(error))
             self.made[key] = found
             return found
+
+    def _left(self, args: Sequence[Any], why: str) -> Made:
+        """A graph that could not be compiled: for torch's compiler if that takes it, else for torch."""
+        where = _device_of(self.module, args)
+        if where is not None and where.type == "cuda" and not (self.symbolic or self.settings.cudagraphs):
+            with suppress(Exception), torch._inductor.config.patch(fallback_random=True):  # the numbers that torch draws
+                made = Made(by_torchs_compiler(self.module, args))
+                self._say(f"torch's compiler has a graph that could not be compiled: {why}")
+                return made
+        self._say(f"torch runs a graph that could not be compiled: {why}")
+        return Made(None)
 
     def _compiled(self, args: Sequence[Any]) -> Made:
         where = _device_of(self.module, args)
@@ -344,9 +354,10 @@ def _functional(
     from torch._guards import TracingContext
     from torch._guards import tracing
     from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     safe_views(module)
-    found: list[tuple[Any, list[int]]] = []
+    found: list[tuple[Any, list[int], bool]] = []
     into: list[Callable[..., Any]] = []
 
     def inner(gm: Any, example_inputs: Any) -> Any:
@@ -356,17 +367,41 @@ def _functional(
             return into[0](*values)
 
         boxed._boxed_call = True  # type: ignore[attr-defined]
-        found.append((gm, kept(gm, args)))
+        found.append((gm, kept(gm, args), _as_it_is(gm, args)))
         return boxed
 
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())  # loops of torch ask for one
     fakes = [mode.from_tensor(x.detach(), static_shapes=True) if isinstance(x, torch.Tensor) else x for x in args]
     inner_grads = within(module)  # of numbers that have none outside
     composites = nullcontext() if inner_grads else _composites_kept()
     with torch.set_grad_enabled(inner_grads), composites, true_dropout(), tracing(TracingContext(mode)):
         run = aot_module_simplified(module, fakes, fw_compiler=inner, inference_compiler=inner, decompositions=written_out())
-    ((graph, constant),) = found
+    ((graph, constant, as_it_is),) = found
+    if as_it_is and not inner_grads:
+        return graph, constant, lambda *given: into[0](*given), into
     return graph, constant, run, into
+
+
+def _as_it_is(graph: Any, args: Sequence[Any]) -> bool:
+    """Whether torch puts nothing around a graph of ATen operators at a call (aliases, writes, random numbers, autocast), which
+    takes the host as long as several launches. Only asked while torch compiles."""
+    from torch._functorch._aot_autograd.schemas import OutputType
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    known = context.fw_metadata if context else None
+    if known is None or torch._C._is_any_autocast_enabled():
+        return False
+    (results,) = next(n for n in graph.graph.nodes if n.op == "output").args
+    more = known.num_intermediate_bases, known.tokens, getattr(known, "num_graphsafe_rng_states", 0), known.grad_enabled_mutation
+    return (
+        sum(n.op == "placeholder" for n in graph.graph.nodes) == len(args) == len(known.input_info)
+        and len(results) == len(known.output_info)
+        and not any(info.mutates_data or info.mutates_metadata for info in known.input_info)
+        and all(info.output_type in (OutputType.non_alias, OutputType.unsafe_view_alias) for info in known.output_info)
+        and not any(more)
+        and all(type(x) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or not isinstance(x, torch.Tensor) for x in args)
+    )
 
 
 def _composites_kept() -> AbstractContextManager[Any]:

@@ -274,6 +274,16 @@ def values_kept(module: Any) -> Iterator[None]:
 
 
 @contextmanager
+def unchanged(module: Any) -> Iterator[None]:
+    """What a module holds is afterwards what it was."""
+    state = _State.of(module)
+    try:
+        yield
+    finally:
+        state.restore(module)
+
+
+@contextmanager
 def opening(module: Any) -> Iterator[None]:
     """The module takes and returns opened objects, and what it leaves behind."""
     import torch

@@ -6,6 +6,7 @@ import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -330,3 +331,88 @@ def test_a_module_of_which_torch_has_all_goes_to_its_compiler(monkeypatch: pytes
         with torch.no_grad():
             torch.testing.assert_close(run(given)["y"], module(given)["y"], rtol=1e-5, atol=1e-5)
     assert [a is None for a in asked] == [False, True, True]
+
+
+class Stages(torch.nn.Module):
+    """Two graphs, and a tensor that counts calls; ``draws``: whether it draws random numbers."""
+
+    def __init__(self, draws: bool = False) -> None:
+        super().__init__()
+        self.first, self.second, self.draws = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), draws
+        self.kept = torch.zeros(4, 8)
+
+    def forward(self, x: Any, *, scale: Any = 1.0) -> Any:
+        y = self.first(x) + (torch.rand(8) if self.draws else 0)
+        y = y * 2 if y.sum() > 1e9 else y
+        self.kept = self.kept + 1
+        return {"y": torch.tanh(self.second(y)) * scale}
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Both run on this CPU, and the times of both are told."""
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
+    from search import beside
+    from search import piecewise
+    from search.measure import replays
+
+    def tell(ours: float, theirs: float) -> list[str]:
+        seen: list[str] = []
+
+        def in_turn(calls: Any, *_: Any) -> Any:
+            for name, call in calls.items():
+                call()
+                seen.append(name)
+            return {"ours": [ours] * 3, "theirs": [theirs] * 3}
+
+        def capture(calls: Any, warm: bool) -> Any:
+            raise RuntimeError("it waits for the GPU")
+
+        monkeypatch.setattr(replays, "in_turn", in_turn)
+        monkeypatch.setattr(beside, "capture_calls", capture)
+        monkeypatch.setattr(piecewise, "may_be_measured", lambda _: True)
+        return seen
+
+    return tell
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("ours", "theirs"), [(2.0, 1.0), (1.0, 2.0)])
+def test_a_module_in_pieces_is_measured_beside_torchs_compiler(
+    ours: float, theirs: float, timed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for each kind of arguments; what a call leaves in the module it leaves once, and the answer is kept."""
+    seen = timed(ours, theirs)
+    module, x = Stages().eval(), torch.randn(4, 8)
+    run = fuser.compile(module, (x,), device="cpu")
+    compiler, asked = torch.compile, []
+
+    def compiled(given: Any, **named: Any) -> Any:
+        asked.append(named.get("backend"))
+        return compiler(given, **{"backend": "eager", **named})
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    for count, (given, named) in enumerate(((x, {}), (-x, {}), (x, {}), (x, {"scale": 2.0}), (-x, {"scale": 2.0})), 1):
+        with torch.no_grad():
+            torch.testing.assert_close(run(given, **named)["y"], module(given, **named)["y"], rtol=1e-5, atol=1e-5)
+        assert int(run.module.kept[0, 0]) == count
+    assert seen == ["ours", "theirs"] * 2 and asked[1:] == [None, None]
+    assert run.beside is not None and run.beside.ours is (ours < theirs)
+    assert ("those are taken" in repr(run)) is (ours > theirs)
+    again = fuser.compile(module, (x,), device="cpu")
+    again(x)
+    assert again.beside == run.beside and len(seen) == 4
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", ["instant", "draws", "gradients", "writes"])
+def test_what_may_not_run_twice_is_not_measured(how: str, timed: Any) -> None:
+    seen = timed(1.0, 2.0)
+    module, x = Stages(how == "draws").eval(), torch.randn(4, 8)
+    if how == "writes":
+        module.first = torch.nn.BatchNorm1d(8)
+    run = fuser.compile(module, (x,), device="cpu", effort="instant" if how == "instant" else None)
+    if how == "writes":
+        run.module.train()
+    run(x.requires_grad_() if how == "gradients" else x)
+    assert not seen and run.beside is None
