@@ -125,7 +125,6 @@ def faster_calls(
 
 def _tensors(found: Any) -> list[Any]:
     import torch
-
     from torch.utils._pytree import tree_leaves
 
     return [x for x in tree_leaves(opened(found)) if isinstance(x, torch.Tensor)]
