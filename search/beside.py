@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import nullcontext
 from contextlib import suppress
 from dataclasses import asdict
@@ -27,6 +28,8 @@ from fuser.runtime.capture import capture_calls
 from fuser.runtime.inductor import FEW
 from fuser.runtime.inductor import TIED
 from fuser.runtime.inductor import agree
+from search.cover.plan import Plan
+from search.cover.theirs import LARGEST
 from search.measure.machine import gpu_at_hand
 from search.measure.versions import with_libraries
 
@@ -39,6 +42,11 @@ DOUBTED = 1.25
 FAR_AHEAD = 0.4
 """Part of the time of torch's compiler, by the model, below which a plan is taken as it is: none of 13 such was behind, and the
 least gain was 1.25."""
+
+SHORT, UNROLLED = 4.0, 1000
+"""Microseconds of a kernel below which its price is mostly how kernels begin and end; and the most operators of a plan that is
+mostly such kernels, or a library's, with which it is measured all the same: a loop over steps that Python writes out, behind
+torch's compiler twice among six."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,14 @@ def measured(
             graphs = {name: capture_calls([call], warm=True) for name, call in (("ours", ours), ("theirs", theirs))}
         replays = times({n: graph.replay for n, graph in graphs.items()}) if graphs else (None, None)
         return Beside(*times({"ours": ours, "theirs": theirs}), *replays, agree=same)
+
+
+def most_measured(plans: Sequence[Plan]) -> int:
+    """Operators that torch's compiler may be given to be measured beside what these plans stand for: of more it makes something
+    for minutes, where the model knows well what its own kernels take."""
+    parts = [p for plan in plans for p in plan.parts]
+    vague = sum(p.us for p in parts if p.library or p.us < SHORT * len(p.names))
+    return UNROLLED if vague > 0.5 * sum(p.us for p in parts) else LARGEST
 
 
 def faster_calls(

@@ -38,6 +38,7 @@ from search.beside import file_of
 from search.beside import key_of
 from search.beside import may_be_measured
 from search.beside import measured
+from search.beside import most_measured
 from search.beside import read
 from search.beside import write
 from search.buckets.bucketed import Bucket
@@ -51,7 +52,6 @@ from search.cover.model import as_it_stands
 from search.cover.model import compile_model
 from search.cover.offers import Pricing
 from search.cover.shown import moves_only
-from search.cover.theirs import LARGEST
 from search.cover.theirs import left
 from search.cover.theirs import limit
 from search.cover.theirs import only_theirs
@@ -109,7 +109,7 @@ def _faster(found: CompiledProgram, known: Imported, spec: Device, how: How, fil
     """What was chosen, or torch's compiler, as both run; what was chosen where the other one is too large, or does not run."""
     price = wholly(known.program, spec)
     ahead = price is not None and found.realised.candidate.seconds < FAR_AHEAD * price.winner.seconds
-    large = sum(not moves_only(n) for n in known.program.nodes) > LARGEST
+    large = sum(not moves_only(n) for n in known.program.nodes) > most_measured([found.plan])
     if (ahead or large) and not measures(how.tuning.effort):
         return found
     how.say("measuring beside torch's compiler")

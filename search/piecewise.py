@@ -151,6 +151,8 @@ class PiecewiseModule(AsFunction):
 
         like = None if self.gradients or self._run is self.module else _like(inputs, named)
         if (theirs := self._theirs.get(like)) is not None:
+            if not torch.is_grad_enabled():
+                return theirs(*inputs, **named)
             with torch.no_grad():
                 return theirs(*inputs, **named)
         anew = not self._ran or like not in self._theirs
@@ -180,9 +182,7 @@ class PiecewiseModule(AsFunction):
         each, or is the faster of both. None for our graphs, which stay where a call leaves more behind than its results."""
         import torch
 
-        if not self._doors:
-            return None
-        theirs = torch.compile(self.module, dynamic=False)
+        theirs = torch.compile(self.module, dynamic=False).forward  # which calls the module with its hooks
         if all(getattr(d, "theirs", False) for d in self._doors):
             return theirs
         beside = untouched and module_effort(self.options.get("effort"))[1] and not self.options.get("cudagraphs")
@@ -214,11 +214,13 @@ def _like(inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
     import torch
 
     found: list[Any] = [*named]
-    for x in (*inputs, *named.values()):
-        if isinstance(x, torch.Tensor) and not x.requires_grad:
-            found.append((x.shape, x.stride(), x.dtype, x.device))
+    for x in (*inputs, *named.values()) if named else inputs:
+        if isinstance(x, torch.Tensor):
+            if x.requires_grad:
+                return None
+            found += x.shape, x.stride(), x.dtype, x.device
         elif x is None or type(x) in (int, float, bool, str):
-            found.append((type(x), x))
+            found += type(x), x
         else:
             return None
     return tuple(found)

@@ -274,8 +274,8 @@ class Door:
         if where.type == "cuda" and not (replayed is not None or self.symbolic or worth(graph, found, where)):
             with suppress(Exception):
                 return Made(whole())
-        ask = beside and usual and before is None and any(p.made for p in found)
-        if ask and (other := faster(graph, run, whole, args, where, file)) is not None:
+        plans = [p.made.plan for p in found if p.made and beside and usual and before is None]
+        if plans and (other := faster(graph, run, whole, args, where, file, plans)) is not None:
             return Made(other)
         watched = [i for i in kept if not self.settings.freeze or _is_static(self.sources[i], "buffers")]
         constants = tuple((i, args[i].data_ptr(), writes(args[i])) for i in watched)

@@ -18,9 +18,10 @@ from search.beside import file_of
 from search.beside import key_of_graph
 from search.beside import may_be_measured
 from search.beside import measured
+from search.beside import most_measured
 from search.beside import read
 from search.beside import write
-from search.cover.theirs import LARGEST
+from search.cover.plan import Plan
 
 Run = Callable[..., Any]
 
@@ -31,12 +32,20 @@ def kept_answer(graph: Any, device: Any, key: str) -> tuple[Path, Beside | None]
     return file, read(file)
 
 
-def faster(graph: Any, ours: Run, theirs: Callable[[], Run], args: Sequence[Any], device: Any, file: Path | None) -> Run | None:
-    """What torch's compiler makes of a graph of ATen operators, where it is the faster with ``args``; None where ``ours`` stays.
-    The answer is kept in a ``file``."""
+def faster(
+    graph: Any,
+    ours: Run,
+    theirs: Callable[[], Run],
+    args: Sequence[Any],
+    device: Any,
+    file: Path | None,
+    plans: Sequence[Plan] = (),
+) -> Run | None:
+    """What torch's compiler makes of a graph of ATen operators, where it is the faster with ``args``; None where ``ours`` stays,
+    with these ``plans``. The answer is kept in a ``file``."""
     places = [n for n in graph.graph.nodes if n.op == "placeholder"]
     computing = sum(n.op == "call_function" and not getattr(n.target, "is_view", False) for n in graph.graph.nodes)
-    if len(places) != len(args) or computing > LARGEST or not may_be_measured("cuda"):
+    if len(places) != len(args) or computing > most_measured(plans) or not may_be_measured("cuda"):
         return None
     with suppress(Exception):  # out of memory, or nothing for a compiler
         found = within_bounds(graph, {n.name: x for n, x in zip(places, args, strict=True)})

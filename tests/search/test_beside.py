@@ -15,7 +15,12 @@ from fuser.device import load_device
 from fuser.runtime.places import within_bounds
 from search import beside
 from search import choose
+from search.beside import UNROLLED
 from search.beside import Beside
+from search.beside import most_measured
+from search.cover.plan import Kernels
+from search.cover.plan import Plan
+from search.cover.theirs import LARGEST
 from search.how import How
 from search.measure import replays
 from search.tuner.memory import open_memory
@@ -90,6 +95,25 @@ def test_places_that_there_are_not_become_zeros(places: list[int], stay: bool) -
         assert found["bias"] is given["bias"]
         assert torch.equal(found["ids"], given["ids"] if kept else torch.zeros(3, dtype=torch.int64))
     assert within_bounds(graph, {**given, "bias": torch.full((3, 8), torch.nan)})["bias"].isfinite().all()
+
+
+def test_of_large_plans_those_are_measured_that_are_mostly_short_kernels_or_a_librarys() -> None:
+    """A loop over steps that Python writes out, say; of two layers of a transformer the model knows enough."""
+
+    def part(us: float, library: int = 0, launches: int = 1) -> Kernels:
+        names = tuple(f"k{i}" for i in range(launches))
+        return Kernels(0, names, library, (), (), (), (), (), us, "")
+
+    def plan(*parts: Kernels) -> Plan:
+        return Plan("", "", parts, sum(p.us for p in parts))
+
+    for parts, most in (
+        ((part(3.5), part(3.9), part(9.0, library=1)), UNROLLED),
+        ((part(7.0, launches=2), part(6.0)), UNROLLED),
+        ((part(8.0), part(6.0), part(9.0, library=1), part(2.0)), LARGEST),
+        ((), LARGEST),
+    ):
+        assert most_measured([plan(*parts)]) == most_measured([plan(p) for p in parts]) == most
 
 
 Timer = Callable[..., dict[str, list[float]]]
