@@ -188,6 +188,11 @@ def test_what_is_one_piece_of_theirs_is_all_of_it_theirs() -> None:
     found = only_theirs(piece, H200, joint.winner)
     assert found is not None and found.winner.seconds == joint.winner.seconds
     assert {dict(k.attrs)[JOINED] for k in found.winner.graph.kernels if isinstance(k, LibraryKernel)} == {WHOLE}
+    b = Builder("called", "float32")
+    x = b.input("X", (64, 64))
+    call = b.op("opaque", b.op("tanh", x), callee="aten.cumsum.default", shape=(64, 64), detail="[$0, 1], {}", dtype="float32")
+    called = by_library(b.build(Y=b.relu(call)), H200, 1e-5)
+    assert called is not None and only_theirs(called.program, H200, called.winner) is not None, "they have torch's calls, too"
     b = Builder("ours", "float32")
     ours = b.build(Y=b.input("X", (64, 64)) @ b.input("W", (64, 64)))
     alone = by_library(ours, H200)
