@@ -110,7 +110,7 @@ def returned(called: Called, found: Mapping[str, Any], asked: Asked, given: Mapp
     from torch.utils import _pytree
 
     tree = _pytree.tree_unflatten(leaves_of(called, found, given), called.returns)
-    return given_back(tree, asked) if leaves_behind(called.returns) or opens(called.returns) else tree
+    return given_back(tree, asked, called.owner) if leaves_behind(called.returns) or opens(called.returns) else tree
 
 
 def leaves_of(called: Called, found: Mapping[str, Any], given: Mapping[str, Any]) -> list[Any]:

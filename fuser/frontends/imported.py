@@ -9,6 +9,7 @@ from dataclasses import replace
 from inspect import Signature
 from typing import Any
 
+from fuser.frontends.keeping import Owner
 from fuser.frontends.torch_whole import Traced
 from fuser.ir.ops import Array
 from fuser.ir.program import TensorProgram
@@ -63,8 +64,8 @@ class Result:
 @dataclass(frozen=True)
 class Called:
     """How a module is called: the trees of its arguments and results (``torch.utils._pytree``), its results in order, the
-    program's input of each argument (empty where that is no tensor), the value of each argument that is none, and the
-    signature of its forward."""
+    program's input of each argument (empty where that is no tensor), the value of each argument that is none, the signature of
+    its forward, and the module, which keeps what it keeps of a call."""
 
     arguments: Any
     returns: Any
@@ -72,6 +73,7 @@ class Called:
     inputs: tuple[str, ...]
     fixed: tuple[Any, ...]
     signature: Signature | None = None
+    owner: Owner | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ changes as the module does; and in what it holds itself, which a program cannot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from functools import cache
 from functools import wraps
 from types import CellType
 from types import FunctionType
+from typing import TYPE_CHECKING
 from typing import Any
 from unittest.mock import patch
 
@@ -30,6 +31,9 @@ from fuser.frontends.opened import openable
 from fuser.frontends.opened import opened
 from fuser.frontends.opened import register
 
+if TYPE_CHECKING:
+    from fuser.frontends.keeping import Owner
+
 HELD = 3
 """Objects within objects that a module holds that are looked into."""
 MOST = 10_000
@@ -40,13 +44,30 @@ WAY_OUT = "return the new value, or use torch.compile(module, backend='mufuser')
 @dataclass(frozen=True)
 class Left:
     """What a module returns, the ``contents`` of what it has changed among its arguments (of lists all, else what is new) and
-    the ``ways`` to it with names that are gone from it; ``held`` are tensors that it keeps itself, by name."""
+    the ``ways`` to it with names that are gone from it; ``held`` are tensors that it keeps itself, by name, and ``forms`` the
+    trees of attributes that it has set to such and nothing else."""
 
     result: Any
     ways: tuple[tuple[Way, tuple[str, ...]], ...]
     contents: tuple[Any, ...]
     names: tuple[str, ...] = ()
     held: tuple[Any, ...] = ()
+    forms: tuple[tuple[str, Any], ...] = ()
+
+    def attributes(self, among: Iterable[str] = ()) -> dict[str, Any]:
+        """What each attribute with a form is set to; of those ``among`` them, if there are any."""
+        from torch.utils import _pytree
+
+        def tensors(of: str) -> list[Any]:
+            return [t for n, t in zip(self.names, self.held, strict=True) if attribute_of(n) == of]
+
+        wanted = {n: form for n, form in self.forms if not among or n in among}
+        return {n: _pytree.tree_unflatten(tensors(n), form) for n, form in wanted.items()}
+
+
+def attribute_of(name: str) -> str:
+    """The attribute that a tensor is in."""
+    return name.rpartition(".")[0]
 
 
 @cache
@@ -56,7 +77,7 @@ def _register() -> None:
     register()
 
     def parts(x: Left) -> tuple[list[Any], Any]:
-        return [x.result, list(x.contents), list(x.held)], (x.ways, x.names)
+        return [x.result, list(x.contents), list(x.held)], (x.ways, x.names, x.forms)
 
     def named(x: Left) -> tuple[list[Any], Any]:
         values, form = parts(x)
@@ -64,7 +85,8 @@ def _register() -> None:
 
     def again(values: Any, form: Any) -> Left:
         result, contents, held = values
-        return Left(result, form[0], tuple(contents), form[1], tuple(held))
+        ways, names, forms = form
+        return Left(result, ways, tuple(contents), names, tuple(held), forms)
 
     _pytree.register_pytree_node(Left, parts, again, flatten_with_keys_fn=named)
 
@@ -152,7 +174,7 @@ def _put(x: Any, content: Any, gone: Sequence[str] = (), whole: bool = False) ->
     held.update(content)
 
 
-def _left(found: Any, kept: _Kept, held: Mapping[str, Any]) -> Any:
+def _left(found: Any, kept: _Kept, held: Mapping[str, Any], forms: Mapping[str, Any]) -> Any:
     """What a module returns, or more where it has changed something."""
     reader = Reader({id(x): way for way, x in kept.objects.items()})
     ways, contents = [], []
@@ -170,7 +192,7 @@ def _left(found: Any, kept: _Kept, held: Mapping[str, Any]) -> Any:
     special, result = reader.special, reader.tree(found)
     if not (ways or held):
         return result if reader.special > special else found
-    return Left(result, tuple(ways), tuple(contents), tuple(held), tuple(held.values()))
+    return Left(result, tuple(ways), tuple(contents), tuple(held), tuple(held.values()), tuple(forms.items()))
 
 
 # What a module holds itself
@@ -196,18 +218,21 @@ class _State:
         attributes = _attributes(module)
         return _State(attributes, _Kept.of({(("held", n),): x for n, x in (attributes | _seen(module)).items()}, HELD))
 
-    def tensors(self, module: Any) -> dict[str, Any]:
-        """Those that the module has put into what it holds. Raises :class:`UnsupportedError` where it has changed that otherwise
-        (plain attributes of its own: :func:`fuser.frontends.torch_trace.traced`)."""
+    def tensors(self, module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Those that the module has put into what it holds, and the trees of attributes that are nothing but such. Raises
+        :class:`UnsupportedError` where it has changed that otherwise (plain attributes of its own:
+        :func:`fuser.frontends.torch_trace.traced`)."""
         new = {n: x for n, x in _attributes(module).items() if n not in self.attributes or _changed(self.attributes[n], x)}
+        forms = {n: form for n, x in new.items() if (form := _form(x)) is not None}
         for way, x in self.kept.changed.items():
             (_, name), *_ = way
+            forms.pop(name, None)
             before, now = self.kept.before[way], _content(x)
             entries = now if isinstance(now, list) else [v for k, v in now.items() if k not in before or _changed(before[k], v)]
             if name in self.attributes and (isinstance(now, list) or any(isinstance(v, TRACED) for v in entries)):
                 raise UnsupportedError(f"the module changes {name} at each call: a program has no side effects", WAY_OUT)
             new[name] = [new.get(name), *entries]
-        return {f"{name}.{i}": t for name, x in new.items() for i, t in enumerate(_tensors(x))}
+        return {f"{name}.{i}": t for name, x in sorted(new.items()) for i, t in enumerate(_tensors(x))}, forms
 
     def restore(self, module: Any) -> None:
         """The module as it was: a trace puts tensors without values into it."""
@@ -246,6 +271,16 @@ def _tensors(x: Any) -> list[Any]:
     from torch.utils import _pytree
 
     return [t for t in _pytree.tree_leaves(opened(x)) if isinstance(t, torch.Tensor)]
+
+
+def _form(x: Any) -> Any:
+    """The tree of what consists of tensors alone, in tuples, lists and dictionaries; None for others."""
+    import torch
+    from torch.utils import _pytree
+
+    leaves, form = _pytree.tree_flatten(x)
+    alone = leaves and all(isinstance(t, torch.Tensor) for t in leaves)
+    return form if alone and opened(x) is x else None
 
 
 def writes(x: Any) -> int:
@@ -301,7 +336,7 @@ def opening(module: Any) -> Iterator[None]:
         state = _State.of(module)
         try:
             found = run(*given[0], **given[1])
-            return _left(found, kept, state.tensors(module))
+            return _left(found, kept, *state.tensors(module))
         finally:
             state.restore(module)
 
@@ -312,8 +347,8 @@ def opening(module: Any) -> Iterator[None]:
 # Calls
 
 
-def given_back(tree: Any, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Any:
-    """What a module returns; what it changes of its ``arguments`` is changed."""
+def given_back(tree: Any, arguments: tuple[Sequence[Any], Mapping[str, Any]], owner: Owner | None = None) -> Any:
+    """What a module returns; what it changes of its ``arguments`` is changed, and its ``owner`` keeps what it keeps."""
 
     def at(way: Way) -> Any:
         x: Any = arguments
@@ -328,42 +363,11 @@ def given_back(tree: Any, arguments: tuple[Sequence[Any], Mapping[str, Any]]) ->
     contents, result = [writer.value(c) for c in tree.contents], writer.value(tree.result)
     for x, content, (_, gone) in zip(objects, contents, tree.ways, strict=True):
         _put(x, content, gone)
+    if owner is not None:
+        owner.keep(tree.attributes())
     return result
 
 
 def leaves_behind(tree: Any) -> bool:
     """Whether results of this structure need the arguments of the call."""
     return tree.type in (Left, Same) or any(map(leaves_behind, tree.children()))
-
-
-def without_held(exported: Any, is_given: Callable[[Any], bool]) -> Any:
-    """The structure of what the module returns, without the tensors that it keeps itself, which are taken out of its graph.
-    Raises :class:`UnsupportedError` where one of them depends on what the module is ``given``."""
-    from torch.utils import _pytree
-
-    spec = exported.call_spec.out_spec
-    if spec.type is not Left:
-        return spec
-    left = _pytree.tree_unflatten(range(spec.num_leaves), spec)
-    if left.names:
-        end = exported.graph.output_node()
-        results = list(end.args[0])
-        kept, held = results[: -len(left.names)], results[-len(left.names) :]
-        for name, node in zip(left.names, held, strict=True):
-            if _depends(node, is_given):
-                what = f"the module keeps a tensor in {name.rsplit('.', 1)[0]}"
-                raise UnsupportedError(f"{what} that depends on its inputs: a program has no side effects", WAY_OUT)
-        end.args = (type(end.args[0])(kept),)
-    return _pytree.tree_structure(Left(left.result, left.ways, left.contents) if left.ways else left.result)
-
-
-def _depends(node: Any, is_given: Callable[[Any], bool]) -> bool:
-    todo, seen = [node], {node}
-    while todo:
-        n = todo.pop()
-        if n.op == "placeholder" and is_given(n):
-            return True
-        new = [x for x in n.all_input_nodes if x not in seen]
-        seen.update(new)
-        todo += new
-    return False

@@ -33,7 +33,8 @@ from fuser.frontends.imported import Result
 from fuser.frontends.imported import Views
 from fuser.frontends.imported import held_by
 from fuser.frontends.imported import named_apart
-from fuser.frontends.left import without_held
+from fuser.frontends.keeping import Owner
+from fuser.frontends.keeping import without_held
 from fuser.frontends.quotients import as_quotients
 from fuser.frontends.quotients import strictly
 from fuser.frontends.roundings import with_roundings
@@ -86,13 +87,13 @@ def from_torch(
     """
     import torch
 
-    form = None
+    form, owner = None, None
     if isinstance(module, torch.export.ExportedProgram):
         exported, name = module, name or "torch"
     else:
         form = inspect.signature(module.forward)
         name = name or type(module).__name__
-        exported = traced(module, tuple(example_inputs), dict(example_kwargs or {}), name)
+        exported, owner = traced(module, tuple(example_inputs), dict(example_kwargs or {}), name), Owner(module)
     without_derivatives(exported, name)
     if to_be_decomposed(exported.graph):
         exported = without_writes(exported)
@@ -108,7 +109,7 @@ def from_torch(
     users = [n for n in importer.nodes if n.op == "placeholder" and importer.is_user(n)]
     names = tuple(n.name if n.name in importer.inputs else "" for n in users)
     fixed = tuple(None if n.name in importer.inputs else importer.values[n] for n in users)
-    return replace(known, called=Called(exported.call_spec.in_spec, returns, results, names, fixed, form))
+    return replace(known, called=Called(exported.call_spec.in_spec, returns, results, names, fixed, form, owner))
 
 
 def from_graph(module: Any, held: Mapping[str, Any], name: str) -> tuple[Imported, tuple[Result, ...]]:

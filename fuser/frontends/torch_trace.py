@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from fuser.errors import UnsupportedError
 from fuser.errors import UntraceableError
+from fuser.frontends.keeping import kept_of_calls
 from fuser.frontends.left import opening
 from fuser.frontends.left import values_kept
 from fuser.frontends.opened import opened
@@ -56,7 +58,7 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
         with alone(), warnings.catch_warnings(), true_states(), values_kept(module), opening(module), unguessed(), unprinted:
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
             args, keywords = _apart(module, opened((example_inputs, example_kwargs)))
-            return _alike(module, lambda: torch.export.export(module, args, keywords, dynamic_shapes=sizes))
+            return _kept_anew(module, lambda: torch.export.export(module, args, keywords, dynamic_shapes=sizes))
     # torch.export without dynamo runs the module on fake tensors and passes on what the module raises; of open sizes it asserts
     except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, AssertionError) and not sizes:
@@ -99,6 +101,44 @@ def _apart(module: Any, examples: Any) -> Any:
         return x
 
     return tree_map(own, examples)
+
+
+def _kept_anew(module: Any, trace: Callable[[], Any]) -> Any:
+    """What a trace makes. Where the module keeps tensors of a call in attributes, it is traced again as it would be called next:
+    where that reads one of them, or is another program, each call would have a side effect on the next."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+    from torch.utils._pytree import tree_map
+
+    exported = _alike(module, trace)
+    given = set(exported.graph_signature.user_inputs)
+    if not (kept := kept_of_calls(exported, lambda node: node.name in given)):
+        return exported
+    anew = {n: tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype, device=x.device), x) for n, x in kept.items()}
+    with _set_to(module, anew):
+        again = _alike(module, trace)
+    new = {id(x) for x in tree_leaves(anew)}
+    if any(id(x) in new for x in again.constants.values()) or again.graph_module.code != exported.graph_module.code:
+        raise UnsupportedError(
+            f"the module keeps {', '.join(kept)} of a call for the next one: a program has no side effects",
+            "return the new value, or use torch.compile(module, backend='mufuser')",
+        )
+    return exported
+
+
+@contextmanager
+def _set_to(module: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
+    """Attributes of the module's parts have other values meanwhile."""
+    places = [(vars(module.get_submodule(n.rpartition(".")[0])), n.rpartition(".")[2], x) for n, x in attributes.items()]
+    before = [(held, name, held.get(name), name in held) for held, name, _ in places]
+    for held, name, x in places:
+        held[name] = x
+    try:
+        yield
+    finally:
+        for held, name, was, had in before:
+            held.pop(name)
+            held.update({name: was} if had else {})
 
 
 def _alike(module: Any, trace: Callable[[], Any]) -> Any:

@@ -1,0 +1,82 @@
+"""Tensors of a call that a module keeps in attributes (the weights of an attention, to be looked at): further results of the
+program, which a call sets where the module has them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+from fuser.errors import UnsupportedError
+from fuser.frontends.left import WAY_OUT
+from fuser.frontends.left import Left
+from fuser.frontends.left import attribute_of
+
+
+class Owner:
+    """The module that a program was made of, while somebody has it: what it keeps of a call is set there. No part of a copy that
+    another process has."""
+
+    def __init__(self, module: Any = None) -> None:
+        self._module = None if module is None else weakref.ref(module)
+
+    def __reduce__(self) -> Any:
+        return Owner, ()
+
+    def keep(self, attributes: Mapping[str, Any]) -> None:
+        if self._module is not None and (root := self._module()) is not None:
+            for name, value in attributes.items():
+                part, _, own = name.rpartition(".")
+                setattr(root.get_submodule(part), own, value)
+
+
+def kept_of_calls(exported: Any, is_given: Callable[[Any], bool]) -> dict[str, Any]:
+    """Attributes that the module sets to tensors that depend on what it is ``given``, with the fake tensors of a trace. Raises
+    :class:`UnsupportedError` where it puts such elsewhere into what it holds."""
+    from torch.utils import _pytree
+
+    spec = exported.call_spec.out_spec
+    if spec.type is not Left:
+        return {}
+    nodes = exported.graph.output_node().args[0]
+    left = _pytree.tree_unflatten(nodes, spec)
+    depend = list(
+        dict.fromkeys(attribute_of(n) for n, node in zip(left.names, left.held, strict=True) if _depends(node, is_given))
+    )
+    if others := [n for n in depend if n not in dict(left.forms)]:
+        what = f"the module keeps a tensor in {others[0]}"
+        raise UnsupportedError(f"{what} that depends on its inputs: a program has no side effects", WAY_OUT)
+    found = left.attributes(depend) if depend else {}
+    return {n: _pytree.tree_map(lambda node: node.meta["val"], x) for n, x in found.items()}
+
+
+def without_held(exported: Any, is_given: Callable[[Any], bool]) -> Any:
+    """The structure of what the module returns, with tensors that it keeps itself only where they depend on what it is
+    ``given``; others are taken out of its graph. Raises as :func:`kept_of_calls` does."""
+    from torch.utils import _pytree
+
+    spec = exported.call_spec.out_spec
+    if spec.type is not Left:
+        return spec
+    attributes = kept_of_calls(exported, is_given)
+    end = exported.graph.output_node()
+    left = _pytree.tree_unflatten(list(end.args[0]), spec)
+    held = {n: node for n, node in zip(left.names, left.held, strict=True) if attribute_of(n) in attributes}
+    forms = tuple((n, form) for n, form in left.forms if n in attributes)
+    kept = Left(left.result, left.ways, left.contents, tuple(held), tuple(held.values()), forms)
+    leaves, form = _pytree.tree_flatten(kept if left.ways or held else left.result)
+    end.args = (type(end.args[0])(leaves),)
+    return form
+
+
+def _depends(node: Any, is_given: Callable[[Any], bool]) -> bool:
+    todo, seen = [node], {node}
+    while todo:
+        n = todo.pop()
+        if n.op == "placeholder" and is_given(n):
+            return True
+        new = [x for x in n.all_input_nodes if x not in seen]
+        seen.update(new)
+        todo += new
+    return False
