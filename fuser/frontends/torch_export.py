@@ -179,6 +179,8 @@ class _Importer:
         value = self.values[node] if isinstance(node, torch.fx.Node) else node
         if not is_tensor(value):
             return Result(value=value)
+        if 0 in value.shape and not isinstance(value, Ref):  # nothing is computed of it
+            return Result(value=torch.empty(tuple(value.shape), dtype=value.dtype, device=node.meta["val"].device))
         ref, (base, views) = self._tensor(node, value), self._shown(node)
         if ref.name in self.builder.inputs:
             ref = self.builder.op("reshape", ref, shape=ref.shape)

@@ -53,7 +53,8 @@ def padded(known: Imported, sizes: Mapping[str, int], other: Imported, others: M
     if len(known.program.nodes) != len(other.program.nodes) or len(known.program.inputs) != len(other.program.inputs):
         raise UnsupportedError(f"{known.program.name!r} is another program for {_said(sizes)} than for {_said(others)}", HINT)
     if known.called is not None and other.called is not None:
-        told = [[r.value for r in k.called.results if not r.name] for k in (known, other) if k.called is not None]
+        results = [k.called.results for k in (known, other) if k.called is not None]
+        told = [[getattr(r.value, "shape", r.value) for r in several if not r.name] for several in results]  # empty tensors, too
         if told[0] != told[1]:
             raise UnsupportedError(
                 f"{known.program.name!r} returns a number that {' or '.join(sizes)} decides", "return tensors alone"

@@ -431,3 +431,19 @@ def test_a_trace_with_derivatives_is_no_program() -> None:
 
         with pytest.raises(UnsupportedError, match=r"takes derivatives by torch\.func"):
             fuser.from_torch(Derived(), (torch.randn(5, 4),))
+
+
+def test_results_without_elements_are_given_as_they_are() -> None:
+    """Beside those that are computed: a place that an attention keeps for what it has not, or what is left of a slice."""
+
+    class Parts(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            whole = torch.concatenate([x[:, :1].repeat(1, 0), x, x[:, 8:]], 1)
+            return {"y": whole * 2, "none": torch.empty(0, dtype=torch.int64), "rest": x[:, 8:]}
+
+    module, x = Parts(), torch.randn(4, 8)
+    run = fuser.compile(module, (x,), device="cpu")
+    assert [n.op for n in run.program.nodes] == ["scale"]
+    got, want = run(x), module(x)
+    for name, y in want.items():
+        torch.testing.assert_close(got[name], y, rtol=0, atol=0)
