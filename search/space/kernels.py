@@ -205,32 +205,51 @@ class KernelSpace:
             ok = ok & ((filled * f.grid[axis] - 1) * f.trips[axis] * f.tile[axis] < f.extent[axis])
         return ok
 
-    def repeated(self, f: Features, order: TilingExpr) -> NDArray[np.bool_]:
-        """Whether an order in front of that of the candidates gives the same program with the same tiles."""
+    def repeated(self, f: Features, which: Sizes) -> NDArray[np.bool_]:
+        """Whether an order in front of that of a candidate (``which`` has its number) gives the same program with the same
+        tiles."""
         found = np.zeros(len(f), np.bool_)
-        live = {a for a, t in f.trips.items() if t[0] > 1}
-        for e in self.order.values:
-            if e == order:
-                break
-            named = set(e.axes)
-            if live & set(order.axes) <= named:
-                in_order = tuple(a for a in f.trips if a in live)
-                if str(placed(f.block, e, in_order)) == str(f.tree):
-                    same = np.ones(len(f), np.bool_)
-                    for a in named - live - set(order.axes):
-                        same &= f.grid[a] == 1
-                    found |= same
+        live = tuple(a for a, t in f.trips.items() if t[0] > 1)
+        for code in np.unique(which).tolist():
+            own, mine = set(self.order.values[code].axes), which == code
+            for e in self._alike(live)[code]:
+                named = set(self.order.values[e].axes)
+                if own.intersection(live) <= named:
+                    found |= mine & np.logical_and.reduce([f.grid[a] == 1 for a in named - own - set(live)], initial=True)
         return found
+
+    def _alike(self, live: tuple[str, ...]) -> Sequence[Sequence[int]]:
+        """For each order those in front of it that have its loop tree, with these loops."""
+        if live not in self._trees:
+            earlier: dict[str, list[int]] = {}
+            found = []
+            for code, order in enumerate(self.order.values):
+                same = earlier.setdefault(str(placed(self.block, order, live)), [])
+                found.append(tuple(same))
+                same.append(code)
+            self._trees[live] = found
+        return self._trees[live]
+
+    @cached_property
+    def _trees(self) -> dict[tuple[str, ...], Sequence[Sequence[int]]]:
+        return {}
 
     def batches(self, splits: Mapping[str, int], chunk: int = CHUNK) -> Iterator[Batch]:
         """Every valid candidate for given split counts, each program once; orders follow one another in a batch."""
         mine = {a: splits[a] for a in self.free}
         choices: dict[str, Sequence[int]] = {k.name: k.values for k in self.tiles}
         found: list[tuple[Sizes, ...]] = []
-        for code, e in enumerate(self.order.values):
-            for grid in grid_of(choices, chunk):
-                groups = features(self.block, e, grid, mine, options=dict(self.always))
-                keep = np.flatnonzero(evaluate(groups, lambda f: self.valid(f) & ~self.repeated(f, e)))  # noqa: B023
+        rows = math.prod(map(len, choices.values())) * self.warps.count * self.stages.count
+        together = max(1, chunk // rows)
+        for first in range(0, len(self.order.values), together):
+            codes = range(first, min(first + together, len(self.order.values)))
+            for part in grid_of(choices, chunk):
+                order = np.repeat(codes, len(next(iter(part.values()), (0,))))
+                grid = {a: np.tile(v, len(codes)) for a, v in part.items()}
+                groups = features(self.block, self.order.values, grid, mine, options=dict(self.always), which=order)
+                keep = np.flatnonzero(
+                    evaluate(groups, lambda f: self.valid(f) & ~self.repeated(f, order[f.index]))  # noqa: B023
+                )
                 if not len(keep):
                     continue
                 looped = evaluate(groups, lambda f: np.full(len(f), any(t[0] > 1 for t in f.trips.values())))
@@ -240,7 +259,7 @@ class KernelSpace:
                 # without a loop there is nothing to pipeline: one depth stands for all
                 used = looped[which] | (stages == self.stages.values[0])
                 which, warps, stages = which[used], warps[used], stages[used]
-                found.append((np.full(len(which), code), warps, stages, *(v[which] for v in grid.values())))
+                found.append((order[which], warps, stages, *(v[which] for v in grid.values())))
                 if sum(len(x[0]) for x in found) >= chunk:
                     yield from self._batch(found, mine, chunk)
                     found = []
