@@ -13,6 +13,7 @@ from typing import Any
 from typing import TypeVar
 
 from fuser.frontends.imported import Called
+from fuser.frontends.left import kept_alone
 from fuser.frontends.left import leaves_behind
 from fuser.frontends.opened import opens
 from search.calling import leaves_of
@@ -82,10 +83,21 @@ def _take(tree: Any, leaves: Any) -> Take | None:
 
 def giver(called: Called) -> Giver | None:
     """What the module returns, of the program's outputs and of inputs by name; None where it returns further kinds."""
-    if leaves_behind(called.returns) or opens(called.returns):
+    kept = kept_alone(called.returns)
+    tree = called.returns.child(0) if kept else called.returns
+    if leaves_behind(tree) or opens(tree):
         return None
-    make = _give(called.returns, count())
-    return None if make is None else lambda found, given: make(leaves_of(called, found, given))
+    make = _give(tree, count())
+    if make is None or kept is None or called.owner is None:
+        return None if make is None else lambda found, given: make(leaves_of(called, found, given))
+    keep, first = called.owner.keep, tree.num_leaves
+
+    def give(found: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+        leaves = leaves_of(called, found, given)
+        keep(kept(leaves[first:]))
+        return make(leaves)
+
+    return give
 
 
 def _give(tree: Any, numbers: Any) -> Give | None:

@@ -3,6 +3,7 @@ changes as the module does; and in what it holds itself, which a program cannot.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -366,6 +367,15 @@ def given_back(tree: Any, arguments: tuple[Sequence[Any], Mapping[str, Any]], ow
     if owner is not None:
         owner.keep(tree.attributes())
     return result
+
+
+def kept_alone(tree: Any) -> Callable[[Sequence[Any]], dict[str, Any]] | None:
+    """Of results of this structure what the module keeps, by attribute, from the tensors that it keeps; None where it keeps
+    nothing, or changes its arguments."""
+    if tree.type is not Left or tree.context[0]:
+        return None
+    _, names, forms = tree.context
+    return lambda held: Left(None, (), (), names, tuple(held), forms).attributes()
 
 
 def leaves_behind(tree: Any) -> bool:
