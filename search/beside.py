@@ -123,22 +123,6 @@ def most_measured(plans: Sequence[Plan]) -> int:
     return UNROLLED if vague > 0.5 * sum(p.us for p in parts) else LARGEST
 
 
-def faster_calls(
-    ours: Callable[[], Any], theirs: Callable[[], Any], device: str, key: str | None, tied: bool = False
-) -> Beside | None:
-    """What is measured of two callables, or was before of those with this ``key`` (None: nothing is kept); None where torch's
-    compiler has no answer. ``tied`` as in :func:`measured`."""
-    file = None if key is None else file_of(key, device=device)
-    if file is not None and (before := read(file)) is not None:
-        return before
-    with suppress(Exception):  # out of memory, or nothing for a compiler
-        found = measured(ours, theirs, device, tied)
-        if file is not None:
-            write(file, found)
-        return found
-    return None
-
-
 def _tensors(found: Any) -> list[Any]:
     import torch
     from torch.utils._pytree import tree_leaves

@@ -115,7 +115,12 @@ def returned(called: Called, found: Mapping[str, Any], asked: Asked, given: Mapp
 
 def leaves_of(called: Called, found: Mapping[str, Any], given: Mapping[str, Any]) -> list[Any]:
     """The leaves of what the module returns."""
-    return [found[r.name] if r.name else _view(r, found, given) if r.base else r.value for r in called.results]
+    return [found[r.name] if r.name else _view(r, found, given) if r.base else _fixed(r.value) for r in called.results]
+
+
+def _fixed(value: Any) -> Any:
+    """A result that nothing is computed for; of a tensor without elements another one each time."""
+    return value.new_empty(value.shape) if hasattr(value, "new_empty") else value
 
 
 def _view(result: Result, found: Mapping[str, Any], given: Mapping[str, Any]) -> Any:

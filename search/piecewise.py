@@ -10,6 +10,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from dataclasses import field
 from functools import cached_property
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import fuser
@@ -18,16 +20,21 @@ from fuser.errors import GradientError
 from fuser.errors import LeftToTorch
 from fuser.errors import UsageError
 from fuser.errors import first_line
-from fuser.frontends.left import unchanged
 from fuser.frontends.left import values_kept
 from fuser.frontends.left import writes
 from fuser.frontends.torch_trace import alone
-from fuser.runtime.inductor import is_tied
 from search.as_function import AsFunction
 from search.beside import Beside
-from search.beside import faster_calls
+from search.beside import file_of
 from search.beside import may_be_measured
+from search.beside import read
+from search.beside import write
 from search.tuner.efforts import module_effort
+from search.turns import THEIRS
+from search.turns import Turns
+
+MOST = 64
+"""Kinds of arguments that are told apart."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,10 @@ class PiecewiseModule(AsFunction):
     _theirs: dict[Any, Any] = field(default_factory=dict, init=False)
     """What torch's compiler makes of the module for arguments for which that is the faster, or has all of the graphs, by what
     these are like; None where our graphs stay."""
+    _turns: dict[Any, Turns] = field(default_factory=dict, init=False)
+    """Arguments for which that is not known yet."""
+    _draws: bool = field(default=False, init=False)
+    """Whether it draws random numbers."""
     beside: Beside | None = field(default=None, init=False)
     """What was measured last."""
 
@@ -150,52 +161,104 @@ class PiecewiseModule(AsFunction):
         import torch
 
         like = None if self.gradients or self._run is self.module else _like(inputs, named)
-        if (theirs := self._theirs.get(like)) is not None:
+        if like is not None and (turns := self._turns.get(like)) is not None and may_be_measured(self.device):
+            if (found := turns.found) is None:
+                return self._in_turn(turns, like, inputs, named)
+            self._settle(like, found)
+            if (file := self._file(like)) is not None:
+                write(file, found)
+        if like is not None and (theirs := self._theirs.get(like)) is not None:
             if not torch.is_grad_enabled():
                 return theirs(*inputs, **named)
             with torch.no_grad():
                 return theirs(*inputs, **named)
-        anew = not self._ran or like not in self._theirs
-        before = None if self._run is self.module else _Before.of(self._held, (inputs, named), copied=anew)
+        return self._ours(like, inputs, named)
+
+    def _ours(self, like: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """By our graphs; by the module itself where its compiler stumbles."""
+        import torch
+        from torch._dynamo.exc import TorchDynamoException
+
+        first = not self._ran
+        before = None if self._run is self.module else _Before.of(self._held, (inputs, named), copied=first)
         self._look(before)
         with torch.set_grad_enabled(self.gradients):
             try:
                 found = self._run(*inputs, **named)
                 self._ran = True
-                if before is not None and like is not None and anew:
-                    self._theirs[like] = self._settled(like, inputs, named, before.untouched)
+                if before is not None and like is not None:
+                    self._draws |= first and not all(map(_equal, before.random, _random()))
+                    self._begin(like)
                 return found
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
-                if before is None or not before.again():
+                # the module has run on what it is called with first: it is not wrong with that
+                ours = first or isinstance(error, (TorchDynamoException, GradientError)) or _of_dynamo(error)
+                if before is None or not ours or not before.again():
                     raise
                 found = self.module(*inputs, **named)  # what is wrong with the inputs is wrong here as well
                 what = "it asks for gradients" if isinstance(error, GradientError) else "its compiler does not take it"
                 said = f"{type(self.module).__name__} runs in torch: {what} ({first_line(error)})"
-                warnings.warn(said, LeftToTorch, stacklevel=2)
+                warnings.warn(said, LeftToTorch, stacklevel=3)
                 self._run = self.module
                 return found
 
-    def _settled(self, like: Any, inputs: Sequence[Any], named: Mapping[str, Any], untouched: bool) -> Any:
-        """What is called from now on with such arguments: torch's compiler where it has all of the graphs, without our way to
-        each, or is the faster of both. None for our graphs, which stay where a call leaves more behind than its results."""
+    # -- beside torch's compiler, for all of the module ----------------------------------------------------------------------
+
+    @cached_property
+    def _other(self) -> Any:
+        """The module by torch's compiler, with its hooks."""
         import torch
 
-        theirs = torch.compile(self.module, dynamic=False).forward  # which calls the module with its hooks
+        return torch.compile(self.module, dynamic=False).forward
+
+    def _begin(self, like: Any) -> None:
+        """Whether such arguments are torch's compiler's, since it has all of the graphs, or was the faster before; or whether
+        that is found out by the calls to come. Random numbers would be others than torch's."""
+        if like in self._theirs or like in self._turns or len(self._theirs) >= MOST:
+            return
+        self._theirs[like] = None
         if all(getattr(d, "theirs", False) for d in self._doors):
-            return theirs
-        beside = untouched and module_effort(self.options.get("effort"))[1] and not self.options.get("cudagraphs")
-        if not (beside and may_be_measured(self.device)):
+            self._theirs[like] = self._other
+        elif module_effort(self.options.get("effort"))[1] and may_be_measured(self.device):
+            if self._draws or self.options.get("cudagraphs"):
+                return
+            file = self._file(like)
+            if file is not None and (before := read(file)) is not None:
+                self._settle(like, before)
+            else:
+                self._turns[like] = Turns()
+
+    def _in_turn(self, turns: Turns, like: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        import torch
+        from torch._dynamo.exc import TorchDynamoException
+
+        if turns.now == THEIRS:
+            before = _Before.of(self._held, (inputs, named), copied=False)
+            try:
+                with torch.no_grad(), turns.timing():
+                    return self._other(*inputs, **named)
+            except Exception as error:
+                if not (isinstance(error, TorchDynamoException) or _of_dynamo(error)) or not before.again():
+                    raise
+            del self._turns[like]
+            return self._ours(like, inputs, named)
+        with turns.timing():
+            return self._ours(like, inputs, named)
+
+    def _settle(self, like: Any, found: Beside) -> None:
+        self.beside = found
+        self._theirs[like] = None if found.ours else self._other
+        self._turns.pop(like, None)
+
+    def _file(self, like: Any) -> Path | None:
+        """Where the answer is kept for such arguments."""
+        if self.options.get("records") is False:
             return None
-        calls = (lambda: self._run(*inputs, **named)), (lambda: theirs(*inputs, **named))
-        doors = [d.module for d in self._doors if hasattr(d, "module")]
-        states = [(n, tuple(x.shape), x.dtype) for n, x in self.module.state_dict().items() if isinstance(x, torch.Tensor)]
-        key = repr((like, self.target, sorted(self.options.items()), [m.code for m in doors], states))
-        kept = None if self.options.get("records") is False else key
-        with values_kept(self.module), unchanged(self.module):
-            self.beside = faster_calls(*calls, self.device, kept, any(map(is_tied, doors)))
-        return None if self.beside is None or self.beside.ours else theirs
+        graphs = [d.module.code for d in self._doors if hasattr(d, "module")]
+        states = [(n, tuple(x.shape), x.dtype) for n, x in self.module.state_dict().items() if hasattr(x, "shape")]
+        return file_of(repr((like, self.target, sorted(self.options.items()), graphs, states)), device=self.device)
 
     def _look(self, before: _Before | None) -> None:
         """Forgets the kernels of graphs that have values of parameters in them, where somebody wrote to a parameter since."""
@@ -249,11 +312,6 @@ class _Before:
         counts = [writes(t) for t in parameters]
         return cls([*((t, writes(t)) for t in tensors), *zip(parameters, counts, strict=True)], copies, random, counts)
 
-    @property
-    def untouched(self) -> bool:
-        """Whether all is as it was; of a call with copies."""
-        return all(writes(t) == count for t, count in self.counts) and all(map(_equal, self.random, _random()))
-
     def again(self) -> bool:
         """Whether all is as it was; what the graphs in front of one that failed have written, or drawn, is taken back."""
         import torch
@@ -279,3 +337,8 @@ def _random() -> list[Any]:
 
 def _equal(a: Any, b: Any) -> bool:
     return bool((a == b).all())
+
+
+def _of_dynamo(error: BaseException) -> bool:
+    """Whether dynamo raised it while it traced: among others it passes on AssertionErrors of its own."""
+    return any(frame.f_code.co_filename.endswith("convert_frame.py") for frame, _ in walk_tb(error.__traceback__))

@@ -15,20 +15,21 @@ from fuser.frontends.left import attribute_of
 
 
 class Owner:
-    """The module that a program was made of, while somebody has it: what it keeps of a call is set there. No part of a copy that
-    another process has."""
+    """The parts of the module that a program was made of, by name, while somebody has them: what a call keeps is set there, past
+    setters, which a trace has run. No part of a copy that another process has."""
 
     def __init__(self, module: Any = None) -> None:
-        self._module = None if module is None else weakref.ref(module)
+        parts = () if module is None else module.named_modules()
+        self._parts = {name: weakref.ref(part) for name, part in parts}
 
     def __reduce__(self) -> Any:
         return Owner, ()
 
     def keep(self, attributes: Mapping[str, Any]) -> None:
-        if self._module is not None and (root := self._module()) is not None:
-            for name, value in attributes.items():
-                part, _, own = name.rpartition(".")
-                setattr(root.get_submodule(part), own, value)
+        for name, value in attributes.items():
+            part, _, own = name.rpartition(".")
+            if part in self._parts and (found := self._parts[part]()) is not None:
+                vars(found)[own] = value
 
 
 def kept_of_calls(exported: Any, is_given: Callable[[Any], bool]) -> dict[str, Any]:
@@ -48,6 +49,9 @@ def kept_of_calls(exported: Any, is_given: Callable[[Any], bool]) -> dict[str, A
         what = f"the module keeps a tensor in {others[0]}"
         raise UnsupportedError(f"{what} that depends on its inputs: a program has no side effects", WAY_OUT)
     found = left.attributes(depend) if depend else {}
+    for name, x in found.items():
+        if any(node.op == "placeholder" for node in _pytree.tree_leaves(x)):  # the next call may ask whether it is the same
+            raise UnsupportedError(f"the module keeps an input in {name}: a program has no side effects", WAY_OUT)
     return {n: _pytree.tree_map(lambda node: node.meta["val"], x) for n, x in found.items()}
 
 

@@ -233,7 +233,9 @@ class _State:
             if name in self.attributes and (isinstance(now, list) or any(isinstance(v, TRACED) for v in entries)):
                 raise UnsupportedError(f"the module changes {name} at each call: a program has no side effects", WAY_OUT)
             new[name] = [new.get(name), *entries]
-        return {f"{name}.{i}": t for name, x in sorted(new.items()) for i, t in enumerate(_tensors(x))}, forms
+        return {f"{name}.{i}": t for name, x in sorted(new.items()) for i, t in enumerate(_tensors(x))}, dict(
+            sorted(forms.items())
+        )
 
     def restore(self, module: Any) -> None:
         """The module as it was: a trace puts tensors without values into it."""
@@ -307,16 +309,6 @@ def values_kept(module: Any) -> Iterator[None]:
             for t, count, was in copies:
                 if t._version != count:
                     t.copy_(was)
-
-
-@contextmanager
-def unchanged(module: Any) -> Iterator[None]:
-    """What a module holds is afterwards what it was."""
-    state = _State.of(module)
-    try:
-        yield
-    finally:
-        state.restore(module)
 
 
 @contextmanager

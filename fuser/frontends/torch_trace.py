@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -19,7 +20,12 @@ from fuser.frontends.opened import opened
 from fuser.frontends.torch_alias import aliases_said
 from fuser.frontends.torch_shapes import true_states
 
-PLAIN = (int, float, complex, str, type(None))
+PLAIN = (int, float, complex, str, enum.Enum, type(None))
+
+
+def is_plain(x: Any) -> bool:
+    """A value of which a trace knows all: a number, a name, or several."""
+    return all(map(is_plain, x)) if type(x) in (tuple, frozenset) else isinstance(x, PLAIN)
 
 
 @contextmanager
@@ -114,16 +120,42 @@ def _kept_anew(module: Any, trace: Callable[[], Any]) -> Any:
     given = set(exported.graph_signature.user_inputs)
     if not (kept := kept_of_calls(exported, lambda node: node.name in given)):
         return exported
-    anew = {n: tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype, device=x.device), x) for n, x in kept.items()}
+    if any(not isinstance(n, int) for x in tree_leaves([*kept.values()]) for n in (*x.shape, *x.stride())):
+        raise UnsupportedError(
+            f"the module keeps a tensor in {next(iter(kept))} whose size is only known when it is called",
+            "leave out its open dimensions, or return the tensor",
+        )
+
+    def zeros(x: Any) -> Any:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).zero_()
+
+    anew = {n: tree_map(zeros, x) for n, x in kept.items()}
     with _set_to(module, anew):
         again = _alike(module, trace)
     new = {id(x) for x in tree_leaves(anew)}
-    if any(id(x) in new for x in again.constants.values()) or again.graph_module.code != exported.graph_module.code:
+    if any(id(x) in new for x in again.constants.values()) or not _same(exported, again):
         raise UnsupportedError(
             f"the module keeps {', '.join(kept)} of a call for the next one: a program has no side effects",
             "return the new value, or use torch.compile(module, backend='mufuser')",
         )
     return exported
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two traces are one program, constants and results, too."""
+    import torch
+
+    def constant(x: Any, y: Any) -> bool:
+        both = isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
+        return x is y or (both and x.dtype == y.dtype and x.shape == y.shape and torch.equal(x, y))
+
+    return (
+        a.graph_module.code == b.graph_module.code
+        and a.call_spec.out_spec == b.call_spec.out_spec
+        and str(a.graph_signature) == str(b.graph_signature)
+        and a.constants.keys() == b.constants.keys()
+        and all(constant(x, b.constants[n]) for n, x in a.constants.items())
+    )
 
 
 @contextmanager
@@ -144,7 +176,7 @@ def _set_to(module: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
 def _alike(module: Any, trace: Callable[[], Any]) -> Any:
     """What a trace makes, which runs the module's Python. Where it sets plain attributes (a size that is kept, a count of calls),
     it is traced again as it would be called next; where that sets them to something else, each call would be another program."""
-    held = {(part, n): x for part in module.modules() for n, x in vars(part).items() if isinstance(x, PLAIN)}
+    held = {(part, n): x for part in module.modules() for n, x in vars(part).items() if is_plain(x)}
     exported, first = _and_set(trace)
     anew = {key: x for key, x in first.items() if key[0] in set(module.modules()) and (key not in held or held[key] != x)}
     if not anew:
@@ -173,7 +205,7 @@ def _and_set(trace: Callable[[], Any]) -> tuple[Any, dict[tuple[Any, str], Any]]
     set_real: Any = torch.nn.Module.__setattr__
 
     def set_seen(part: Any, name: str, value: Any) -> None:
-        if isinstance(value, PLAIN):
+        if is_plain(value):
             found[part, name] = value
         set_real(part, name, value)
 

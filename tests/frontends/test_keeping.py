@@ -84,28 +84,76 @@ class Cached(torch.nn.Module):
         y = self.linear(x)
         if self.how == "appended":
             self.list.append(y)
+        elif self.how == "a constant":
+            y = y * torch.tensor(1.0 if self.last is None else 2.0)
+        elif self.how == "strides":
+            y = y * (1 if self.last is None or self.last.is_contiguous() else 2)
+            self.last = y.T
+            return y
+        elif self.how == "the input":
+            y = y * 2 if self.last is x else y
+            self.last = x
+            return y
+        elif self.how == "another attribute" and self.last is not None:
+            self.other = y
+            return y
         elif self.how == "read":
             y = y + self.last
         elif self.last is not None:
             y = y * 2 if self.how == "there" else y + self.last.shape[0] * self.last.mean()
-        self.last = y
-        return y.relu()
+        first, self.last = self.last is None, y
+        return {"first" if first else "later": y} if self.how == "names" else y.relu()
 
 
-@pytest.mark.parametrize("how", ["read", "there", "read when there", "appended"])
+WAYS = [
+    *("read", "there", "read when there", "appended", "a constant", "strides", "the input", "another attribute", "names"),
+]
+
+
+@pytest.mark.parametrize("how", WAYS)
 def test_what_the_next_call_reads_is_no_further_result(how: str) -> None:
     module, x = Cached(how).eval(), torch.randn(4, 8)
     held = dict(vars(module))
-    with pytest.raises(UnsupportedError, match=r"keeps last of a call for the next|changes list at each call"):
+    with pytest.raises(UnsupportedError, match=r"(keeps last of a call|changes list at each call|keeps an input in last)"):
         from_torch(module, (x,))
     assert vars(module) == held
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("how", ["read", "there", "read when there", "appended"])
+@pytest.mark.parametrize("how", WAYS)
 def test_it_runs_in_pieces(how: str) -> None:
     module, x = Cached(how).eval(), torch.randn(4, 8)
     run = fuser.compile(module, (x,), device="cpu")
     with torch.no_grad():
-        for given in (x, -x, x):
+        for given in (x, x, -x, x):
             torch.testing.assert_close(run(given), module(given))
+
+
+class Scales(torch.nn.Module):
+    """It sets an attribute that no one else may set, and one by a setter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Layer()
+
+    @property
+    def out(self) -> Any:
+        return self.__dict__["out"]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value * 10 if name == "scaled" else value)
+
+    def forward(self, x: Any) -> Any:
+        self.scaled = y = self.part(x)
+        self.__dict__["out"] = y + 1
+        return y
+
+
+def test_setters_run_once_and_parts_may_be_gone() -> None:
+    module, x = Scales().eval(), torch.randn(2, 4, 8)
+    run = fuser.compile(module, (x,), device="cpu")
+    y = run(x)
+    torch.testing.assert_close(module.scaled, 10 * y)
+    torch.testing.assert_close(module.out, y + 1)
+    del module.part
+    torch.testing.assert_close(run(x), y)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -330,47 +331,79 @@ def test_a_module_of_which_torch_has_all_goes_to_its_compiler(monkeypatch: pytes
     for given in (x, x, x, 2 * torch.randn(6, 8)):
         with torch.no_grad():
             torch.testing.assert_close(run(given)["y"], module(given)["y"], rtol=1e-5, atol=1e-5)
-    assert [a is None for a in asked] == [False, True, True]
+    assert [a is None for a in asked] == [False, True]
 
 
 class Stages(torch.nn.Module):
-    """Two graphs, and a tensor that counts calls; ``draws``: whether it draws random numbers."""
+    """Two graphs, and a count of calls that torch does not know; ``draws``: whether it draws random numbers."""
 
     def __init__(self, draws: bool = False) -> None:
         super().__init__()
         self.first, self.second, self.draws = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), draws
-        self.kept = torch.zeros(4, 8)
+        self.register_buffer("kept", torch.zeros(()))
+        self.calls = itertools.count(1)
 
     def forward(self, x: Any, *, scale: Any = 1.0) -> Any:
         y = self.first(x) + (torch.rand(8) if self.draws else 0)
         y = y * 2 if y.sum() > 1e9 else y
         self.kept = self.kept + 1
-        return {"y": torch.tanh(self.second(y)) * scale}
+        self.count()
+        return {"y": torch.tanh(self.second(y)) * scale * self.kept}
+
+    @torch._dynamo.disable
+    def count(self) -> None:
+        self.last = next(self.calls)
+
+
+class Clock:
+    """Events of which ours are so far apart, and theirs."""
+
+    def __init__(self, ours: float, theirs: float) -> None:
+        self.now, self.us, self.run = 0.0, {"ours": ours, "theirs": theirs}, "ours"
+
+    def event(self) -> Any:
+        clock, at = self, []
+
+        class Event:
+            def record(self) -> None:
+                clock.now += clock.us[clock.run]
+                at.append(clock.now)
+
+            def query(self) -> bool:
+                return True
+
+            def elapsed_time(self, other: Any) -> float:
+                return other.at() - at[0]
+
+            def at(self) -> float:
+                return at[0]
+
+        return Event()
 
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Both run on this CPU, and the times of both are told."""
-    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
-    from search import beside
+    """Calls are timed by a clock that is told what they take; which ran is written down."""
     from search import piecewise
-    from search.measure import replays
+    from search import turns
+
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
+    monkeypatch.setattr(piecewise, "may_be_measured", lambda _: True)
+    seen: list[str] = []
 
     def tell(ours: float, theirs: float) -> list[str]:
-        seen: list[str] = []
+        clock = Clock(ours, theirs)
+        monkeypatch.setattr(turns, "event", clock.event)
+        other, mine = piecewise.PiecewiseModule._in_turn, piecewise.PiecewiseModule._ours
 
-        def in_turn(calls: Any, *_: Any) -> Any:
-            for name, call in calls.items():
-                call()
-                seen.append(name)
-            return {"ours": [ours] * 3, "theirs": [theirs] * 3}
+        def in_turn(self: Any, turns: Any, *args: Any) -> Any:
+            clock.run = turns.now
+            seen.append(turns.now)
+            return other(self, turns, *args)
 
-        def capture(calls: Any, warm: bool) -> Any:
-            raise RuntimeError("it waits for the GPU")
-
-        monkeypatch.setattr(replays, "in_turn", in_turn)
-        monkeypatch.setattr(beside, "capture_calls", capture)
-        monkeypatch.setattr(piecewise, "may_be_measured", lambda _: True)
+        monkeypatch.setattr(piecewise.PiecewiseModule, "_in_turn", in_turn)
+        monkeypatch.setattr(piecewise.PiecewiseModule, "_ours", lambda self, *args: seen.append("run") or mine(self, *args))
+        monkeypatch.setattr(piecewise.PiecewiseModule, "_other", property(lambda self: self.module))
         return seen
 
     return tell
@@ -378,41 +411,55 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("ours", "theirs"), [(2.0, 1.0), (1.0, 2.0)])
-def test_a_module_in_pieces_is_measured_beside_torchs_compiler(
-    ours: float, theirs: float, timed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once for each kind of arguments; what a call leaves in the module it leaves once, and the answer is kept."""
+def test_calls_of_a_module_in_pieces_take_turns_with_torchs_compiler(ours: float, theirs: float, timed: Any) -> None:
+    """Each runs once, so that what it leaves behind is left once; the answer is kept."""
+    from search.turns import ORDER
+
     seen = timed(ours, theirs)
     module, x = Stages().eval(), torch.randn(4, 8)
     run = fuser.compile(module, (x,), device="cpu")
-    compiler, asked = torch.compile, []
-
-    def compiled(given: Any, **named: Any) -> Any:
-        asked.append(named.get("backend"))
-        return compiler(given, **{"backend": "eager", **named})
-
-    monkeypatch.setattr(torch, "compile", compiled)
-    for count, (given, named) in enumerate(((x, {}), (-x, {}), (x, {}), (x, {"scale": 2.0}), (-x, {"scale": 2.0})), 1):
+    own = copy.deepcopy(module)
+    for count in range(1, len(ORDER) + 4):
         with torch.no_grad():
-            torch.testing.assert_close(run(given, **named)["y"], module(given, **named)["y"], rtol=1e-5, atol=1e-5)
-        assert int(run.module.kept[0, 0]) == count
-    assert seen == ["ours", "theirs"] * 2 and asked[1:] == [None, None]
-    assert run.beside is not None and run.beside.ours is (ours < theirs)
+            torch.testing.assert_close(run(x)["y"], own(x)["y"], rtol=1e-5, atol=1e-5)
+        assert run.module.last == count == int(run.module.kept)
+        assert (run.beside is None) is (count < len(ORDER) + 2)
+    assert [n for n in seen if n != "run"] == [name for name, _ in ORDER]
+    assert run.beside.ours is (ours < theirs) and seen[-1] == ("run" if ours < theirs else "theirs")
     assert ("those are taken" in repr(run)) is (ours > theirs)
-    again = fuser.compile(module, (x,), device="cpu")
-    again(x)
-    assert again.beside == run.beside and len(seen) == 4
+    again, before = fuser.compile(module, (x,), device="cpu"), len(seen)
+    for _ in range(3):
+        again(x)
+    assert again.beside == run.beside and seen[before:] == ["run"] * (3 if ours < theirs else 1)
+    again(x, scale=2.0)
+    assert len(again._turns) == 1, "other arguments are others"
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("how", ["instant", "draws", "gradients", "writes"])
-def test_what_may_not_run_twice_is_not_measured(how: str, timed: Any) -> None:
+@pytest.mark.parametrize("how", ["instant", "draws", "gradients"])
+def test_calls_that_are_not_to_take_turns(how: str, timed: Any) -> None:
     seen = timed(1.0, 2.0)
     module, x = Stages(how == "draws").eval(), torch.randn(4, 8)
-    if how == "writes":
-        module.first = torch.nn.BatchNorm1d(8)
     run = fuser.compile(module, (x,), device="cpu", effort="instant" if how == "instant" else None)
-    if how == "writes":
-        run.module.train()
-    run(x.requires_grad_() if how == "gradients" else x)
-    assert not seen and run.beside is None
+    for _ in range(3):
+        scale = torch.ones(1, requires_grad=how == "gradients")
+        run(x, scale=scale)
+    assert seen == ["run"] * 3 and run.beside is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_error_of_the_module_itself_is_its_own() -> None:
+    """It is not called again."""
+
+    class Fails(Stages):
+        def forward(self, x: Any, *, scale: Any = 1.0) -> Any:
+            found = super().forward(x)
+            if self.last == 3:
+                raise KeyError("the third call")
+            return found
+
+    run, x = fuser.compile(Fails().eval(), (torch.ones(4, 8),), device="cpu"), torch.ones(4, 8)
+    for count in range(1, 6):
+        with pytest.raises(KeyError, match="the third call") if count == 3 else nullcontext():
+            run(x)
+        assert run.module.last == count
