@@ -219,16 +219,20 @@ class PiecewiseModule(AsFunction):
         if like in self._theirs or like in self._turns or len(self._theirs) >= MOST:
             return
         self._theirs[like] = None
+        if self._draws:
+            return
         if all(getattr(d, "theirs", False) for d in self._doors):
             self._theirs[like] = self._other
-        elif module_effort(self.options.get("effort"))[1] and may_be_measured(self.device):
-            if self._draws or self.options.get("cudagraphs"):
-                return
+        elif self._measured and may_be_measured(self.device):
             file = self._file(like)
             if file is not None and (before := read(file)) is not None:
                 self._settle(like, before)
             else:
                 self._turns[like] = Turns()
+
+    @cached_property
+    def _measured(self) -> bool:
+        return module_effort(self.options.get("effort"))[1] and not self.options.get("cudagraphs")
 
     def _in_turn(self, turns: Turns, like: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
         import torch
@@ -240,9 +244,9 @@ class PiecewiseModule(AsFunction):
                 with torch.no_grad(), turns.timing():
                     return self._other(*inputs, **named)
             except Exception as error:
+                self._turns.pop(like, None)
                 if not (isinstance(error, TorchDynamoException) or _of_dynamo(error)) or not before.again():
                     raise
-            del self._turns[like]
             return self._ours(like, inputs, named)
         with turns.timing():
             return self._ours(like, inputs, named)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field
+from time import perf_counter
 from typing import Any
 
 from search.beside import Beside
@@ -30,33 +31,40 @@ def event() -> Any:
 @dataclass(eq=False)
 class Turns:
     _calls: int = 0
-    _timed: list[tuple[str, Any, Any]] = field(default_factory=list)
+    _timed: list[tuple[str, Any, Any, float]] = field(default_factory=list)
+
+    @property
+    def _next(self) -> tuple[str, bool]:
+        return next(iter(ORDER[self._calls :]), (OURS, False))
 
     @property
     def now(self) -> str:
         """Which is to run. Ours as long as the GPU has not told all times."""
-        return ORDER[self._calls][0] if self._calls < len(ORDER) else OURS
+        return self._next[0]
 
     @contextmanager
     def timing(self) -> Iterator[None]:
         """Around a call; one that raises is not counted."""
-        name, timed = ORDER[self._calls] if self._calls < len(ORDER) else (OURS, False)
+        name, timed = self._next
         if timed:
-            start, end = event(), event()
+            start, end, began = event(), event(), perf_counter()
             start.record()
             yield
             end.record()
-            self._timed.append((name, start, end))
+            self._timed.append((name, start, end, 1e6 * (perf_counter() - began)))
         else:
             yield
         self._calls += 1
 
     @property
     def found(self) -> Beside | None:
-        """What is known when all have run."""
-        if self._calls < len(ORDER) or not all(end.query() for _, _, end in self._timed):
+        """What is known when all have run. Of a call behind others that the GPU still works on it knows its own part alone: it
+        takes as long as the host needs, at least."""
+        if self._calls < len(ORDER) or not all(end.query() for _, _, end, _ in self._timed):
             return None
-        with suppress(RuntimeError):  # recorded in a capture, or on another GPU
-            us = {which: [1e3 * a.elapsed_time(b) for name, a, b in self._timed if name == which] for which in (OURS, THEIRS)}
-            return Beside(*(statistics.median(us[which]) for which in (OURS, THEIRS)))
+        us: dict[str, list[float]] = {OURS: [], THEIRS: []}
+        with suppress(RuntimeError):  # events of another GPU
+            for name, start, end, host in self._timed:
+                us[name].append(max(1e3 * start.elapsed_time(end), host))
+            return Beside(statistics.median(us[OURS]), statistics.median(us[THEIRS]))
         return Beside(1.0, 1.0)

@@ -388,6 +388,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     from search import turns
 
     monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
+    monkeypatch.setattr(turns, "perf_counter", lambda: 0.0)
     monkeypatch.setattr(piecewise, "may_be_measured", lambda _: True)
     seen: list[str] = []
 
