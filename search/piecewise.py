@@ -33,8 +33,9 @@ from search.tuner.efforts import module_effort
 from search.turns import THEIRS
 from search.turns import Turns
 
-MOST = 64
-"""Kinds of arguments that are told apart."""
+MOST, ASKED = 64, 3
+"""Kinds of arguments that are told apart, and those whose calls take turns: others go the way that was the faster last. Dynamo
+keeps eight programs of a function, of both compilers."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class PiecewiseModule(AsFunction):
     these are like; None where our graphs stay."""
     _turns: dict[Any, Turns] = field(default_factory=dict, init=False)
     """Arguments for which that is not known yet."""
+    _asked: int = field(default=0, init=False)
     _draws: bool = field(default=False, init=False)
     """Whether it draws random numbers."""
     beside: Beside | None = field(default=None, init=False)
@@ -227,8 +229,11 @@ class PiecewiseModule(AsFunction):
             file = self._file(like)
             if file is not None and (before := read(file)) is not None:
                 self._settle(like, before)
-            else:
+            elif self._asked < ASKED:
+                self._asked += 1
                 self._turns[like] = Turns()
+            elif self.beside is not None:
+                self._settle(like, self.beside)
 
     @cached_property
     def _measured(self) -> bool:
