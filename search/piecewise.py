@@ -103,6 +103,8 @@ class PiecewiseModule(AsFunction):
     these are like; None where our graphs stay."""
     _turns: dict[Any, Turns] = field(default_factory=dict, init=False)
     """Arguments for which that is not known yet."""
+    _proven: set[Any] = field(default_factory=set, init=False)
+    """Arguments with which torch's compiler has run."""
     _asked: int = field(default=0, init=False)
     _draws: bool = field(default=False, init=False)
     """Whether it draws random numbers."""
@@ -160,20 +162,45 @@ class PiecewiseModule(AsFunction):
         raise UsageError(what, f"pickle {self._module}, and compile that there")
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        import torch
-
         like = None if self.gradients or self._run is self.module else _like(inputs, named)
-        if like is not None and (turns := self._turns.get(like)) is not None and may_be_measured(self.device):
+        if like is None:
+            return self._ours(like, inputs, named)
+        if (turns := self._turns.get(like)) is not None and may_be_measured(self.device):
             if (found := turns.found) is None:
-                return self._in_turn(turns, like, inputs, named)
+                name, timed = turns.begin()
+                with turns.timing(name, timed):
+                    return (self._by_other if name == THEIRS else self._ours)(like, inputs, named)
             self._settle(like, found)
-            if (file := self._file(like)) is not None:
-                write(file, found)
-        if like is not None and (theirs := self._theirs.get(like)) is not None:
+            if turns.file is not None:
+                write(turns.file, found)
+        elif like not in self._theirs and self._follows:
+            self._theirs[like] = self._other
+        if self._theirs.get(like) is not None:
+            return self._by_other(like, inputs, named)
+        return self._ours(like, inputs, named)
+
+    def _by_other(self, like: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """By torch's compiler; by our graphs from then on where it fails on such arguments at first."""
+        import torch
+        from torch._dynamo.exc import TorchDynamoException
+
+        if like in self._proven:
             if not torch.is_grad_enabled():
-                return theirs(*inputs, **named)
+                return self._other(*inputs, **named)
             with torch.no_grad():
-                return theirs(*inputs, **named)
+                return self._other(*inputs, **named)
+        before = _Before.of(self._held, (inputs, named), copied=False)
+        try:
+            with torch.no_grad():
+                found = self._other(*inputs, **named)
+            self._proven.add(like)
+            return found
+        except Exception as error:
+            self._theirs[like] = None
+            self._turns.pop(like, None)
+            theirs = isinstance(error, (TorchDynamoException, torch.OutOfMemoryError)) or _of_dynamo(error)
+            if not theirs or not before.again():
+                raise
         return self._ours(like, inputs, named)
 
     def _ours(self, like: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -183,13 +210,14 @@ class PiecewiseModule(AsFunction):
 
         first = not self._ran
         before = None if self._run is self.module else _Before.of(self._held, (inputs, named), copied=first)
+        random = _random() if first or (like is not None and like not in self._theirs) else []
         self._look(before)
         with torch.set_grad_enabled(self.gradients):
             try:
                 found = self._run(*inputs, **named)
                 self._ran = True
+                self._draws |= bool(random) and not all(map(_equal, random, _random()))
                 if before is not None and like is not None:
-                    self._draws |= first and not all(map(_equal, before.random, _random()))
                     self._begin(like)
                 return found
             except torch.OutOfMemoryError:
@@ -215,11 +243,22 @@ class PiecewiseModule(AsFunction):
 
         return torch.compile(self.module, dynamic=False).forward
 
+    @property
+    def _follows(self) -> bool:
+        """Whether further kinds of arguments are torch's compiler's without being tried: it was the faster last."""
+        return self._asked >= ASKED and self.beside is not None and not self.beside.ours and not self._draws
+
+    @cached_property
+    def _measured(self) -> bool:
+        return module_effort(self.options.get("effort"))[1] and not self.options.get("cudagraphs")
+
     def _begin(self, like: Any) -> None:
         """Whether such arguments are torch's compiler's, since it has all of the graphs, or was the faster before; or whether
         that is found out by the calls to come. Random numbers would be others than torch's."""
-        if like in self._theirs or like in self._turns or len(self._theirs) >= MOST:
+        if like in self._theirs or len(self._theirs) >= MOST:
             return
+        if self._measured and self.device != "cpu" and not may_be_measured(self.device):
+            return  # within a capture: the next call may tell
         self._theirs[like] = None
         if self._draws:
             return
@@ -231,30 +270,7 @@ class PiecewiseModule(AsFunction):
                 self._settle(like, before)
             elif self._asked < ASKED:
                 self._asked += 1
-                self._turns[like] = Turns()
-            elif self.beside is not None:
-                self._settle(like, self.beside)
-
-    @cached_property
-    def _measured(self) -> bool:
-        return module_effort(self.options.get("effort"))[1] and not self.options.get("cudagraphs")
-
-    def _in_turn(self, turns: Turns, like: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        import torch
-        from torch._dynamo.exc import TorchDynamoException
-
-        if turns.now == THEIRS:
-            before = _Before.of(self._held, (inputs, named), copied=False)
-            try:
-                with torch.no_grad(), turns.timing():
-                    return self._other(*inputs, **named)
-            except Exception as error:
-                self._turns.pop(like, None)
-                if not (isinstance(error, TorchDynamoException) or _of_dynamo(error)) or not before.again():
-                    raise
-            return self._ours(like, inputs, named)
-        with turns.timing():
-            return self._ours(like, inputs, named)
+                self._turns[like] = Turns(self.device, file)
 
     def _settle(self, like: Any, found: Beside) -> None:
         self.beside = found

@@ -45,6 +45,7 @@ def functional(
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())  # loops of torch ask for one
     fakes = [mode.from_tensor(x.detach(), static_shapes=True) if isinstance(x, torch.Tensor) else x for x in args]
     inner_grads = within(module)  # of numbers that have none outside
+    casts = torch._C._is_any_autocast_enabled()  # the casts are in the graph: torch puts them off around it
     composites = nullcontext() if inner_grads else _composites_kept()
     with torch.set_grad_enabled(inner_grads), composites, true_dropout(), tracing(TracingContext(mode)):
         run = aot_module_simplified(module, fakes, fw_compiler=inner, inference_compiler=inner, decompositions=written_out())
@@ -53,18 +54,18 @@ def functional(
     def direct(*given: Any) -> Any:
         return into[0](*given)
 
-    return graph, constant, direct if as_it_is and not inner_grads else run, into
+    return graph, constant, direct if as_it_is and not inner_grads and not casts else run, into
 
 
 def _as_it_is(graph: Any, args: Sequence[Any]) -> bool:
-    """Whether torch puts nothing around a graph of ATen operators at a call (aliases, writes, random numbers, autocast), which
+    """Whether torch puts nothing around a graph of ATen operators at a call (aliases, writes, random numbers), which
     takes the host as long as several launches. Only asked while torch compiles."""
     from torch._functorch._aot_autograd.schemas import OutputType
     from torch._guards import TracingContext
 
     context = TracingContext.try_get()
     known = context.fw_metadata if context else None
-    if known is None or torch._C._is_any_autocast_enabled():
+    if known is None:
         return False
     (results,) = next(n for n in graph.graph.nodes if n.op == "output").args
     more = known.num_intermediate_bases, known.tokens, getattr(known, "num_graphsafe_rng_states", 0), known.grad_enabled_mutation

@@ -4,11 +4,12 @@ asked for, since nobody knows what else a module's Python does."""
 from __future__ import annotations
 
 import statistics
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +23,7 @@ ORDER = tuple((name, i >= n - TIMED) for name, n in ((OURS, 7), (THEIRS, 6), (OU
 
 
 def event() -> Any:
-    """A point in the work of the current stream."""
+    """A point in the work of a stream."""
     import torch
 
     return torch.cuda.Event(enable_timing=True)
@@ -30,41 +31,44 @@ def event() -> Any:
 
 @dataclass(eq=False)
 class Turns:
+    """Calls on a ``device``; the answer is kept in a ``file``, if there is one."""
+
+    device: str
+    file: Path | None = None
     _calls: int = 0
     _timed: list[tuple[str, Any, Any, float]] = field(default_factory=list)
+    _lock: Any = field(default_factory=threading.Lock)
 
-    @property
-    def _next(self) -> tuple[str, bool]:
-        return next(iter(ORDER[self._calls :]), (OURS, False))
-
-    @property
-    def now(self) -> str:
-        """Which is to run. Ours as long as the GPU has not told all times."""
-        return self._next[0]
+    def begin(self) -> tuple[str, bool]:
+        """Which is to run, and whether it is timed. Ours as long as the GPU has not told all times."""
+        with self._lock:
+            self._calls += 1
+            return next(iter(ORDER[self._calls - 1 :]), (OURS, False))
 
     @contextmanager
-    def timing(self) -> Iterator[None]:
+    def timing(self, name: str, timed: bool) -> Iterator[None]:
         """Around a call; one that raises is not counted."""
-        name, timed = self._next
-        if timed:
-            start, end, began = event(), event(), perf_counter()
-            start.record()
+        import torch
+
+        if not timed:
             yield
-            end.record()
-            self._timed.append((name, start, end, 1e6 * (perf_counter() - began)))
-        else:
-            yield
-        self._calls += 1
+            return
+        stream = None if self.device == "cpu" else torch.cuda.current_stream(self.device)
+        start, end, began = event(), event(), perf_counter()
+        start.record(stream)
+        yield
+        end.record(stream)
+        self._timed.append((name, start, end, 1e6 * (perf_counter() - began)))
 
     @property
     def found(self) -> Beside | None:
         """What is known when all have run. Of a call behind others that the GPU still works on it knows its own part alone: it
         takes as long as the host needs, at least."""
-        if self._calls < len(ORDER) or not all(end.query() for _, _, end, _ in self._timed):
+        if self._calls < len(ORDER) or not all(end.query() for _, _, end, _ in [*self._timed]):
             return None
         us: dict[str, list[float]] = {OURS: [], THEIRS: []}
-        with suppress(RuntimeError):  # events of another GPU
-            for name, start, end, host in self._timed:
-                us[name].append(max(1e3 * start.elapsed_time(end), host))
-            return Beside(statistics.median(us[OURS]), statistics.median(us[THEIRS]))
-        return Beside(1.0, 1.0)
+        for name, start, end, host in [*self._timed]:
+            us[name].append(max(1e3 * start.elapsed_time(end), host))
+        if not all(us.values()):  # calls that raised, or several threads
+            return Beside(1.0, 1.0)
+        return Beside(statistics.median(us[OURS]), statistics.median(us[THEIRS]))

@@ -365,7 +365,7 @@ class Clock:
         clock, at = self, []
 
         class Event:
-            def record(self) -> None:
+            def record(self, stream: Any) -> None:
                 clock.now += clock.us[clock.run]
                 at.append(clock.now)
 
@@ -395,14 +395,14 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     def tell(ours: float, theirs: float) -> list[str]:
         clock = Clock(ours, theirs)
         monkeypatch.setattr(turns, "event", clock.event)
-        other, mine = piecewise.PiecewiseModule._in_turn, piecewise.PiecewiseModule._ours
+        mine, begin = piecewise.PiecewiseModule._ours, turns.Turns.begin
 
-        def in_turn(self: Any, turns: Any, *args: Any) -> Any:
-            clock.run = turns.now
-            seen.append(turns.now)
-            return other(self, turns, *args)
+        def begun(self: Any) -> Any:
+            clock.run, timed = begin(self)
+            seen.append(clock.run)
+            return clock.run, timed
 
-        monkeypatch.setattr(piecewise.PiecewiseModule, "_in_turn", in_turn)
+        monkeypatch.setattr(turns.Turns, "begin", begun)
         monkeypatch.setattr(piecewise.PiecewiseModule, "_ours", lambda self, *args: seen.append("run") or mine(self, *args))
         monkeypatch.setattr(piecewise.PiecewiseModule, "_other", property(lambda self: self.module))
         return seen
@@ -465,3 +465,29 @@ def test_an_error_of_the_module_itself_is_its_own() -> None:
         with pytest.raises(KeyError, match="the third call") if count == 3 else nullcontext():
             run(x)
         assert run.module.last == count
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("settled", [True, False])
+def test_where_torchs_compiler_fails_our_graphs_stay(settled: bool, timed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its turn, or where it was the faster for other arguments before."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    from search.beside import Beside
+    from search.turns import ORDER
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise TorchDynamoException("no kernel for this size")
+
+    seen = timed(2.0, 1.0)
+    module, x = Stages().eval(), torch.randn(4, 8)
+    run = fuser.compile(module, (x,), device="cpu")
+    monkeypatch.setattr(type(run), "_other", property(lambda _: fails))
+    run(x)
+    if settled:
+        run._asked, run.beside = 3, Beside(2.0, 1.0)
+        x = torch.randn(6, 8)
+    for count in range(2, len(ORDER) + 6):
+        run(x)
+        assert run.module.last == count
+    assert seen[-1] == "run" and not run._turns.get(x.shape) and all(v is None for v in run._theirs.values())

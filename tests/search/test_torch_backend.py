@@ -405,3 +405,25 @@ def test_threads_may_call_it_for_the_first_time_at_once() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(agrees, (1, 2, 3, 2, 1, 3)))
+
+
+@pytest.mark.parametrize("cast", [True, False])
+def test_autocast_is_off_within_a_graph_that_has_its_casts(cast: bool) -> None:
+    """What a piece leaves to torch is not cast again."""
+    from search.torch_functional import functional
+
+    seen: list[bool] = []
+
+    def ran(x: Any) -> tuple[Any]:
+        seen.append(torch._C._is_any_autocast_enabled())
+        return (x,)
+
+    def compiled(module: Any, given: Any) -> Any:
+        _, _, run, into = functional(module, given, lambda *_: [])
+        into.append(ran)
+        return run
+
+    x = torch.randn(4, 8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        torch.compile(lambda x: x.relu() * 2, backend=compiled, dynamic=False)(x)
+    assert seen == [False]
