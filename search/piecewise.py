@@ -210,7 +210,8 @@ class PiecewiseModule(AsFunction):
 
         first = not self._ran
         before = None if self._run is self.module else _Before.of(self._held, (inputs, named), copied=first)
-        random = _random() if first or (like is not None and like not in self._theirs) else []
+        anew = like is not None and like not in self._theirs and len(self._theirs) < MOST
+        random = _random() if first or anew else []
         self._look(before)
         with torch.set_grad_enabled(self.gradients):
             try:
@@ -354,10 +355,11 @@ class _Before:
 
 
 def _random() -> list[Any]:
-    """Where torch's random numbers stand."""
+    """Where torch's random numbers stand; within a capture a GPU does not say."""
     import torch
 
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
+    gpus = torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if gpus else ())]
 
 
 def _equal(a: Any, b: Any) -> bool:
