@@ -387,6 +387,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     from search import piecewise
     from search import turns
 
+    torch._dynamo.reset()  # it keeps eight programs of a function, and then makes none
     monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
     monkeypatch.setattr(turns, "perf_counter", lambda: 0.0)
     monkeypatch.setattr(piecewise, "may_be_measured", lambda _: True)
