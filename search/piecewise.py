@@ -182,7 +182,6 @@ class PiecewiseModule(AsFunction):
     def _by_other(self, like: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """By torch's compiler; by our graphs from then on where it fails on such arguments at first."""
         import torch
-        from torch._dynamo.exc import TorchDynamoException
 
         if like in self._proven:
             if not torch.is_grad_enabled():
@@ -198,7 +197,7 @@ class PiecewiseModule(AsFunction):
         except Exception as error:
             self._theirs[like] = None
             self._turns.pop(like, None)
-            theirs = isinstance(error, (TorchDynamoException, torch.OutOfMemoryError)) or _of_dynamo(error)
+            theirs = isinstance(error, torch.OutOfMemoryError) or _of_dynamo(error)
             if not theirs or not before.again():
                 raise
         return self._ours(like, inputs, named)
@@ -206,7 +205,6 @@ class PiecewiseModule(AsFunction):
     def _ours(self, like: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """By our graphs; by the module itself where its compiler stumbles."""
         import torch
-        from torch._dynamo.exc import TorchDynamoException
 
         first = not self._ran
         before = None if self._run is self.module else _Before.of(self._held, (inputs, named), copied=first)
@@ -217,7 +215,7 @@ class PiecewiseModule(AsFunction):
             try:
                 found = self._run(*inputs, **named)
                 self._ran = True
-                self._draws |= bool(random) and not all(map(_equal, random, _random()))
+                self._draws |= bool(random) and not all(map(torch.equal, random, _random()))
                 if before is not None and like is not None:
                     self._begin(like)
                 return found
@@ -225,7 +223,7 @@ class PiecewiseModule(AsFunction):
                 raise
             except Exception as error:
                 # the module has run on what it is called with first: it is not wrong with that
-                ours = first or isinstance(error, (TorchDynamoException, GradientError)) or _of_dynamo(error)
+                ours = first or isinstance(error, GradientError) or _of_dynamo(error)
                 if before is None or not ours or not before.again():
                     raise
                 found = self.module(*inputs, **named)  # what is wrong with the inputs is wrong here as well
@@ -362,10 +360,9 @@ def _random() -> list[Any]:
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if gpus else ())]
 
 
-def _equal(a: Any, b: Any) -> bool:
-    return bool((a == b).all())
-
-
 def _of_dynamo(error: BaseException) -> bool:
-    """Whether dynamo raised it while it traced: among others it passes on AssertionErrors of its own."""
-    return any(frame.f_code.co_filename.endswith("convert_frame.py") for frame, _ in walk_tb(error.__traceback__))
+    """Whether it is an error of dynamo's, or was raised while that traced: it passes on AssertionErrors of its own, too."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    tracing = (frame.f_code.co_filename.endswith("convert_frame.py") for frame, _ in walk_tb(error.__traceback__))
+    return isinstance(error, TorchDynamoException) or any(tracing)

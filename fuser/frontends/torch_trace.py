@@ -14,6 +14,7 @@ from unittest.mock import patch
 from fuser.errors import UnsupportedError
 from fuser.errors import UntraceableError
 from fuser.frontends.keeping import kept_of_calls
+from fuser.frontends.left import WAY_OUT
 from fuser.frontends.left import opening
 from fuser.frontends.left import values_kept
 from fuser.frontends.opened import opened
@@ -130,13 +131,14 @@ def _kept_anew(module: Any, trace: Callable[[], Any]) -> Any:
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).zero_()
 
     anew = {n: tree_map(zeros, x) for n, x in kept.items()}
-    with _set_to(module, anew):
+    owned = {(module.get_submodule(part), own): x for n, x in anew.items() for part, _, own in (n.rpartition("."),)}
+    with _set_to(owned):
         again = _alike(module, trace)
     new = {id(x) for x in tree_leaves(anew)}
     if any(id(x) in new for x in again.constants.values()) or not _same(exported, again):
         raise UnsupportedError(
             f"the module keeps {', '.join(kept)} of a call for the next one: a program has no side effects",
-            "return the new value, or use torch.compile(module, backend='mufuser')",
+            WAY_OUT,
         )
     return exported
 
@@ -160,18 +162,18 @@ def _same(a: Any, b: Any) -> bool:
 
 
 @contextmanager
-def _set_to(module: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
-    """Attributes of the module's parts have other values meanwhile."""
-    places = [(vars(module.get_submodule(n.rpartition(".")[0])), n.rpartition(".")[2], x) for n, x in attributes.items()]
-    before = [(held, name, held.get(name), name in held) for held, name, _ in places]
-    for held, name, x in places:
-        held[name] = x
+def _set_to(attributes: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
+    """Attributes of modules have other values meanwhile."""
+    before = {(part, n): vars(part)[n] for part, n in attributes if n in vars(part)}
     try:
+        for (part, n), x in attributes.items():
+            vars(part)[n] = x
         yield
     finally:
-        for held, name, was, had in before:
-            held.pop(name)
-            held.update({name: was} if had else {})
+        for part, n in attributes:
+            vars(part).pop(n, None)
+        for (part, n), x in before.items():
+            vars(part)[n] = x
 
 
 def _alike(module: Any, trace: Callable[[], Any]) -> Any:
@@ -182,18 +184,12 @@ def _alike(module: Any, trace: Callable[[], Any]) -> Any:
     anew = {key: x for key, x in first.items() if key[0] in set(module.modules()) and (key not in held or held[key] != x)}
     if not anew:
         return exported
-    try:
-        for (part, n), x in anew.items():
-            vars(part)[n] = x
+    with _set_to(anew):
         exported, second = _and_set(trace)
-    finally:
-        for part, n in anew:
-            vars(part).pop(n, None)
-            vars(part).update({n: held[part, n]} if (part, n) in held else {})
     if changed := sorted({n for (part, n), x in anew.items() if second.get((part, n), x) != x}):
         raise UnsupportedError(
             f"the module sets {', '.join(changed)} anew at each call: a program has no side effects",
-            "return the new value, or use torch.compile(module, backend='mufuser')",
+            WAY_OUT,
         )
     return exported
 
