@@ -11,17 +11,19 @@ from operator import itemgetter
 from typing import Any
 
 
-def described(args: Sequence[Any], kwargs: dict[str, Any], is_tensor: Any) -> tuple[str, list[Any]]:
-    """The arguments of a call with its tensors taken out, as JSON, and the tensors in order. Raises :class:`TypeError` for what
-    JSON cannot say."""
+def described(args: Sequence[Any], kwargs: dict[str, Any], kind: Callable[[Any], str]) -> tuple[str, list[Any]]:
+    """The arguments of a call with its tensors taken out, as JSON, and the tensors in order. A tensor is of a ``kind``, ``tensor``
+    or ``complex``: as such one it is given with a last dimension of two. Raises :class:`TypeError` for what JSON cannot say."""
     tensors: list[Any] = []
 
     def plain(value: Any) -> Any:
         import torch
 
-        if is_tensor(value):
+        if name := kind(value):
             tensors.append(value)
-            return {"tensor": len(tensors) - 1}
+            return {name: len(tensors) - 1}
+        if isinstance(value, complex):
+            return {"number": [value.real, value.imag]}
         if isinstance(value, (list, tuple)):
             return [plain(v) for v in value]
         if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
@@ -36,8 +38,23 @@ def described(args: Sequence[Any], kwargs: dict[str, Any], is_tensor: Any) -> tu
 
 
 def call(callee: str, detail: str, tensors: Sequence[Any], field: int = -1) -> Any:
-    """Carry out a call on torch tensors; ``field`` picks one of several results."""
-    return _prepared(callee, detail)(tensors) if field < 0 else _prepared(callee, detail)(tensors)[field]
+    """Carry out a call on torch tensors; ``field`` picks one of several results. Of complex numbers it is a view of both parts."""
+    found = _prepared(callee, detail)(tensors)
+    return _in_parts(found if field < 0 else found[field])
+
+
+def _in_parts(x: Any) -> Any:
+    import torch
+
+    return torch.view_as_real(x.resolve_conj()) if isinstance(x, torch.Tensor) and x.is_complex() else x
+
+
+def _of_parts(x: Any) -> Any:
+    """A complex tensor of a last dimension of two."""
+    import torch
+
+    even = x.stride(-1) == 1 and all(s % 2 == 0 for s in x.stride()[:-1]) and x.storage_offset() % 2 == 0
+    return torch.view_as_complex(x if even else x.contiguous())
 
 
 def operator(callee: str) -> Any:
@@ -100,6 +117,10 @@ def _reader(value: Any) -> Callable[[Sequence[Any]], Any]:
         return lambda _: value
     if "tensor" in value:
         return itemgetter(value["tensor"])
+    if "complex" in value:
+        return lambda tensors: _of_parts(tensors[value["complex"]])
+    if "number" in value:
+        return lambda _: complex(*value["number"])
     if "device" in value:
         return lambda tensors: tensors[0].device
     known = getattr(torch, value["torch"])

@@ -24,6 +24,8 @@ def plain(called: Called | None, inputs: Sequence[str], outputs: Sequence[str]) 
     """Whether the module takes tensors in order and returns one, or a tuple of them: there is no tree to look at."""
     if called is None:
         return True
+    if called.complex or any(r.complex for r in called.results):
+        return False
     if tuple(r.name for r in called.results) != tuple(outputs) or called.inputs != tuple(inputs):
         return False
     returns = called.returns
@@ -115,7 +117,19 @@ def returned(called: Called, found: Mapping[str, Any], asked: Asked, given: Mapp
 
 def leaves_of(called: Called, found: Mapping[str, Any], given: Mapping[str, Any]) -> list[Any]:
     """The leaves of what the module returns."""
-    return [found[r.name] if r.name else _view(r, found, given) if r.base else _fixed(r.value) for r in called.results]
+    return [_of_parts(x) if r.complex else x for r, x in ((r, _leaf(r, found, given)) for r in called.results)]
+
+
+def _leaf(result: Result, found: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    if result.name:
+        return found[result.name]
+    return _view(result, found, given) if result.base else _fixed(result.value)
+
+
+def _of_parts(x: Any) -> Any:
+    import torch
+
+    return torch.view_as_complex(x)
 
 
 def _fixed(value: Any) -> Any:

@@ -206,6 +206,8 @@ def _converted(known: Imported, given: Sequence[Any], dtype: str, options: Mappi
 
 def _examples(program: Any, known: Imported, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
     """The tensors among the example inputs, in the order of the program's."""
+    from fuser.frontends.torch_complex import real_view
+
     if known.called is None:
         raise UsageError(
             f"{known.program.name!r} is no module: there is nothing to compare a conversion with",
@@ -215,7 +217,7 @@ def _examples(program: Any, known: Imported, inputs: Sequence[Any], keywords: Ma
     alone = hasattr(inputs, "shape")
     args, named = kept if kept is not None else ((inputs,) if alone else tuple(inputs), keywords)
     found = as_module(known.called, repr(known.program.name), args, named)
-    return [found[n] for n in known.inputs]
+    return [real_view(found[n]) for n in known.inputs]
 
 
 def _imported(program: Any, example_inputs: Sequence[Any], example_kwargs: Mapping[str, Any]) -> Imported:

@@ -19,6 +19,7 @@ from fuser.device import Device
 from fuser.errors import EnvironmentError_
 from fuser.errors import UsageError
 from fuser.files import counted
+from fuser.frontends.torch_complex import real_view
 from fuser.ir.candidate import paired
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import Array
@@ -224,7 +225,7 @@ class CompiledProgram(AsFunction):
     @cached_property
     def _viewing(self) -> bool:
         """Whether the module returns inputs of its own, or views."""
-        return self.called is not None and any(r.base and not r.name for r in self.called.results)
+        return self.called is not None and any((r.base and not r.name) or r.complex for r in self.called.results)
 
     def _with_views(self, inputs: Sequence[Any], named: Mapping[str, Any], out: Any) -> Any:
         """What such a module returns; nothing runs where there are views of inputs alone."""
@@ -245,7 +246,11 @@ class CompiledProgram(AsFunction):
         return self._taken(self._given(inputs, named))
 
     def _given(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments by the program's names."""
+        """Arguments by the program's names, with real numbers alone."""
+        found = self._as_given(inputs, named)
+        return {n: real_view(x) for n, x in found.items()} if self.called and self.called.complex else found
+
+    def _as_given(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         if self._taker is not None and (found := self._taker(inputs, named)) is not None:
             return found
         if self.called is None or self._flat or tensors_alone(self.called, self.inputs, inputs, named):
@@ -335,7 +340,8 @@ class CompiledProgram(AsFunction):
         :class:`fuser.runtime.capture.Captured`."""
         run = self._executable
         into = self._into(out)
-        return run.capture(self._taken(self._named(inputs, named)), into and {n: into[n] for n in self.outputs})
+        given = {n: real_view(x) for n, x in self._named(inputs, named).items()}
+        return run.capture(self._taken(given), into and {n: into[n] for n in self.outputs})
 
     def turn(self) -> AbstractContextManager[None]:
         """See :meth:`fuser.runtime.graph_executor.Executable.turn`."""

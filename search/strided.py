@@ -52,14 +52,14 @@ def _turned_back(result: Result, orders: Mapping[str, Order], lying: Mapping[str
         return result
     order, views = orders[base], () if result.name else result.views
     back = (torch.ops.aten.permute.default, (tuple(order.index(i) for i in range(len(order))),), {}, None)
-    return Result(base=lying[base], views=(back, *views))
+    return Result(base=lying[base], views=(back, *views), complex=result.complex)
 
 
 def laid(values: Mapping[str, Any], orders: Mapping[str, Order], program: TensorProgram) -> dict[str, Any]:
     """Tensors by name as a program has them. Raises :class:`UsageError` for one of another shape than the example."""
     found = dict(values)
     for name, order in orders.items():
-        if (x := values.get(name)) is None:  # nothing reads it
+        if (x := found.get(name)) is None:  # nothing reads it
             continue
         shape = tuple(program[name].shape[order.index(i)] for i in range(len(order)))
         if tuple(x.shape) != shape:

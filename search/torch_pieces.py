@@ -19,8 +19,10 @@ from typing import Any
 from fuser.errors import first_line
 from fuser.frontends.imported import Result
 from fuser.frontends.imported import Views
-from fuser.frontends.torch_export import draws
+from fuser.frontends.torch_complex import is_complex
+from fuser.frontends.torch_complex import real_view
 from fuser.frontends.torch_export import from_graph
+from fuser.frontends.torch_nodes import draws
 from fuser.frontends.torch_views import seen
 from fuser.frontends.torch_views import shown
 from fuser.ir.mugraph import BlockGraph
@@ -88,7 +90,7 @@ def pieces(module: Any, givens: Givens, name: str, where: Any, options: Mapping[
 
 def worth(module: Any, found: Sequence[Piece], where: Any) -> bool:
     """Whether the pieces of a graph are to stand for it, rather than torch's compiler for all of it: it would draw other random
-    numbers than torch; and what is left between pieces (complex numbers, say) is faster as it has it, but no product is."""
+    numbers than torch; and what is left between pieces is faster as it has it, but no product is."""
     if drawing(module):
         return True
     alone = _all_taken(module, where)
@@ -152,9 +154,9 @@ def _plain(value: Any, where: Any) -> bool:
         return True
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
-    known = str(value.dtype).removeprefix("torch.") in DTYPE_BYTES and not value.is_quantized
+    known = str(value.dtype.to_real()).removeprefix("torch.") in DTYPE_BYTES and not value.is_quantized
     sizes = all(isinstance(n, int) and n > 0 for n in value.shape)
-    return known and sizes and value.device == where and not value.is_conj() and not value.is_neg()
+    return known and sizes and value.device == where and not value.is_neg()
 
 
 def _all_taken(module: Any, where: Any) -> bool:
@@ -215,8 +217,8 @@ def compiled(module: Any, givens: Givens, name: str, options: Mapping[str, Any])
         known, results = from_graph(_returning(module, bases), givens.held, name)
         if givens.replayed is None:
             lying = {n.name: n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"}
-            known = as_they_lie(known, [lying[n] for n in known.inputs])
-        tensors = [givens.examples.get(n) for n in known.inputs]
+            known = as_they_lie(known, [real_view(lying[n]) for n in known.inputs])
+        tensors = [real_view(givens.examples.get(n)) for n in known.inputs]
         made = compile_program(known, tensors, **options)
     except Exception as error:  # noqa: BLE001 - torch runs a graph that cannot be compiled, whatever the reason
         return Piece(eager.run, None, first_line(error))
@@ -230,9 +232,11 @@ def compiled(module: Any, givens: Givens, name: str, options: Mapping[str, Any])
     if givens.replayed is not None and made.device not in (None, "cpu"):
         call = Replayed(made, [n in givens.replayed for n in known.inputs])
     gets = [_getter(e, places, bases, results, made.outputs) for e in ends]
+    parts = any(is_complex(n.meta.get("val")) for n in places if n.name in known.inputs)
 
     def run(*args: Any) -> tuple[Any, ...]:
         given = () if taken_in is None else (taken_in(args),) if one else taken_in(args)
+        given = tuple(map(real_view, given)) if parts else given
         found = call(*given)
         if not isinstance(found, tuple):
             found = (found,)
@@ -302,8 +306,10 @@ def _getter(
     if not result.name:
         return lambda args, found: result.value
     k = outputs.index(result.name)
+    if result.complex:
+        views = ((torch.view_as_complex, (), {}, None), *views)
     wanted = end.node.meta["val"]
-    ours = seen(_in_order(end.base), views)
+    ours = seen(_in_order(end.base), end.views)
     if _same_strides(ours, wanted) or not _dense(wanted):
         return (lambda args, found: seen(found[k], views)) if views else (lambda args, found: found[k])
     shape, strides = tuple(wanted.shape), tuple(wanted.stride())

@@ -52,20 +52,23 @@ Order = tuple[int, ...]
 class Result:
     """One result of a module: an output of the program by ``name``, or a ``value`` that no tensor decides. ``base``: the module
     returns this tensor of the program, an input (itself, or ``views`` of it) or views of what it computes; the output is a copy.
-    Without a name there is no such output. ``order`` is that of the dimensions of a tensor that the module computes."""
+    Without a name there is no such output. ``order`` is that of the dimensions of a tensor that the module computes. Of a
+    ``complex`` one the program has both parts, in a last dimension of two."""
 
     name: str = ""
     value: Any = None
     base: str = ""
     views: Views = ()
     order: Order = ()
+    complex: bool = False
 
 
 @dataclass(frozen=True)
 class Called:
     """How a module is called: the trees of its arguments and results (``torch.utils._pytree``), its results in order, the
     program's input of each argument (empty where that is no tensor), the value of each argument that is none, the signature of
-    its forward, and the module, which keeps what it keeps of a call."""
+    its forward, and the module, which keeps what it keeps of a call. Of ``complex`` inputs the program has both parts, in a last
+    dimension of two."""
 
     arguments: Any
     returns: Any
@@ -74,6 +77,7 @@ class Called:
     fixed: tuple[Any, ...]
     signature: Signature | None = None
     owner: Owner | None = None
+    complex: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

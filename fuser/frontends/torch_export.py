@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import operator
-import re
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -45,6 +44,21 @@ from fuser.frontends.torch_call import fields_read
 from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import place_of
 from fuser.frontends.torch_call import to_numpy
+from fuser.frontends.torch_complex import Complex
+from fuser.frontends.torch_complex import applied
+from fuser.frontends.torch_complex import both_of
+from fuser.frontends.torch_complex import by_parts
+from fuser.frontends.torch_complex import computes
+from fuser.frontends.torch_complex import in_parts
+from fuser.frontends.torch_complex import is_complex
+from fuser.frontends.torch_complex import real_borders
+from fuser.frontends.torch_complex import real_view
+from fuser.frontends.torch_complex import scaled
+from fuser.frontends.torch_complex import unscaled
+from fuser.frontends.torch_nodes import draws
+from fuser.frontends.torch_nodes import leaves
+from fuser.frontends.torch_nodes import no_dense
+from fuser.frontends.torch_nodes import static
 from fuser.frontends.torch_norms import fold
 from fuser.frontends.torch_pieces import by_strides
 from fuser.frontends.torch_pieces import pieces
@@ -109,7 +123,8 @@ def from_torch(
     users = [n for n in importer.nodes if n.op == "placeholder" and importer.is_user(n)]
     names = tuple(n.name if n.name in importer.inputs else "" for n in users)
     fixed = tuple(None if n.name in importer.inputs else importer.values[n] for n in users)
-    return replace(known, called=Called(exported.call_spec.in_spec, returns, results, names, fixed, form, owner))
+    called = Called(exported.call_spec.in_spec, returns, results, names, fixed, form, owner, importer.borders.inputs)
+    return replace(known, called=called)
 
 
 def from_graph(module: Any, held: Mapping[str, Any], name: str) -> tuple[Imported, tuple[Result, ...]]:
@@ -131,7 +146,9 @@ class _Importer:
     """One walk over the nodes of an exported graph."""
 
     def __init__(self, module: Any, name: str, held: Mapping[str, Held | None]) -> None:
-        self.module, self.held, self.nodes = module, named_apart(held), list(module.graph.nodes)
+        self.borders = real_borders(module, named_apart(held))
+        self.module, self.held = self.borders.graph, self.borders.held
+        self.nodes = list(self.module.graph.nodes)
         self.builder = Builder(name, reserved=frozenset(n.name for n in self.nodes))
         self.values: dict[Any, Any] = {}
         self.params: dict[str, Array] = {}
@@ -162,7 +179,7 @@ class _Importer:
             elif node.op == "get_attr":
                 self.values[node] = getattr(self.module, node.target)
             elif node.op == "output":
-                results = [self._result(n, outputs) for n in _leaves(node.args[0])]
+                results = [self._result(n, outputs) for n in leaves(node.args[0])]
         ones = {n for n in self.literals if self.params[n].size == 1 and self.params[n].item() == 1}
         program = living(self.builder.build(**outputs), {*self.builder.inputs, *(r.base for r in results)})
         program = with_roundings(strictly(as_quotients(tie_scales(program), ones)))
@@ -170,7 +187,7 @@ class _Importer:
         named = {ref.name: name for name, ref in outputs.items()}  # as the program has them now
         results = [replace(r, base=named.get(r.base, r.base)) for r in results]
         whole = traced_as(self.module, program, self.values, {n: h for n, h in self.held.items() if h}, named)
-        return Imported(program, params, tuple(self.inputs), traced=whole), tuple(results)
+        return Imported(program, params, tuple(self.inputs), traced=whole), self.borders.seen(results)
 
     def _result(self, node: Any, outputs: dict[str, Ref]) -> Result:
         """A result of the graph; what is computed is an output of the program, once, and what is only passed on is copied."""
@@ -196,7 +213,7 @@ class _Importer:
         origin, views = shown(node)
         if origin.name in self.inputs:
             return origin.name, views
-        if not views or self.values.get(origin) is None:
+        if not views or self.values.get(origin) is None or is_complex(self.values[origin]):
             return "", ()
         ref = self._tensor(origin, self.values[origin])
         if ref.name in self.builder.inputs:  # what the module holds is returned as a copy
@@ -212,9 +229,9 @@ class _Importer:
             return
         kept = self.held.get(node.name)
         if value.layout is not torch.strided:
-            raise _no_dense(node.name, value)
+            raise no_dense(node.name, value)
         if kept is None:
-            shape = _static(node.name, value.shape)
+            shape = static(node.name, value.shape)
             self.values[node] = self.builder.input(node.name, shape, dtype_name(value.dtype, node.name))
             self.inputs.append(node.name)
             return
@@ -243,7 +260,7 @@ class _Importer:
             unique = f"{name}.{i}"
         self.params[unique] = to_numpy(value)
         self.literals.add(unique)
-        return self.builder.input(unique, _static(unique, value.shape), dtype_name(value.dtype, unique))
+        return self.builder.input(unique, static(unique, value.shape), dtype_name(value.dtype, unique))
 
     def _call(self, node: Any) -> Any:
         import torch
@@ -264,13 +281,16 @@ class _Importer:
             known = all(isinstance(e, int) for e in result.shape)
             if known and 0 in result.shape:  # nothing to compute; what is left over where a rotary embedding turns all of a head
                 return empty(result)
-            _static(node.name, result.shape)
+            static(node.name, result.shape)
             if result.layout is not torch.strided:
-                raise _no_dense(node.name, result)
-        if not any(isinstance(v, Ref) for v in _leaves([*args, *kwargs.values()])):
+                raise no_dense(node.name, result)
+        operands = leaves([*args, *kwargs.values()])
+        if not any(isinstance(v, (Ref, Complex)) for v in operands):
             if draws(node, args, kwargs):
                 raise self._unsupported(node, str(node.target))
             return node.target(*args, **kwargs)
+        if computes(node, operands):
+            return self._complex(node, args, kwargs)
         if aten in IDENTITY:
             return args[0]
         table = self.by_name.get(aten, "")
@@ -315,6 +335,15 @@ class _Importer:
                 return map_arg(node.args[0], self.values.__getitem__)
         raise AssertionError("a graph has an output")
 
+    def _complex(self, node: Any, args: Any, kwargs: Any) -> Any:
+        """An operator on complex numbers: of parts, or torch's."""
+        if (value := by_parts(node, self.values, self._inline)) is not None:
+            return value
+        if (plain := unscaled(node, args)) is None:
+            return self._left(node, args, kwargs)
+        x, number = self._left(node, plain[0], kwargs), plain[1]
+        return applied(lambda z: scaled(z, number), [node.meta["val"]], [x], self._inline, node)
+
     def _left(self, node: Any, args: Any, kwargs: Any) -> Any:
         """An operator that the table lacks is torch's to compute: now where parameters alone decide it, else at every call."""
         import torch
@@ -326,16 +355,17 @@ class _Importer:
         if result is None:  # an assertion
             return None
         try:
-            detail, tensors = described(args, kwargs, is_tensor)
+            detail, tensors = described(args, kwargs, lambda v: "complex" if is_complex(v) else "tensor" if is_tensor(v) else "")
         except TypeError as error:
             raise self._unsupported(node, f"{node.target} with {error}") from error
-        refs = [t if isinstance(t, Ref) else self._constant(t, f"{node.name}.constant") for t in tensors]
+        refs = [self._whole(t, f"{node.name}.constant") for t in tensors]
         callee = str(node.target)
         if draws(node, args, kwargs) or not refs or by_strides(node):
             raise self._unsupported(node, callee)
         if all(r.name in self.params for r in refs):
             values = [torch.from_numpy(self.params[r.name]).to(getattr(torch, r.tensor.dtype)) for r in refs]
-            return run_aten(callee, detail, values)
+            found = run_aten(callee, detail, values)
+            return torch.view_as_complex(found) if is_complex(result) else found
         known = self._pieces(node, args, kwargs)
         if known is not None:
             return known
@@ -353,21 +383,31 @@ class _Importer:
         if module is None:
             return None
         before = len(self.builder.since(0))
-        flat = [v for v in _leaves([list(args), *kwargs.values()]) if is_tensor(v)]
+        flat = [v for v in leaves([list(args), *kwargs.values()]) if is_tensor(v) or isinstance(v, Complex)]
         try:
             value = self._inline(module, flat)
         except (UnsupportedError, ProgramError):
             value = None
         ops = self.builder.since(before)
         gone = {"opaque", "index", "index_put"}.intersection(ops) or sum(OPS[op].kind == "library" for op in ops) > 1
+        if computes(node, flat):
+            gone = ops.count("opaque") > 1
         if value is None or gone or len(ops) > PIECES:
             self.builder.undo(before)
             return None
         return value
 
-    def _opaque(self, node: Any, result: Any, field: int, refs: Sequence[Ref], callee: str, detail: str) -> Ref:
-        shape, dtype = _static(node.name, result.shape), dtype_name(result.dtype, node.name)
-        return self.builder.op("opaque", *refs, dtype=dtype, callee=callee, detail=detail, shape=shape, field=field)
+    def _opaque(self, node: Any, result: Any, field: int, refs: Sequence[Ref], callee: str, detail: str) -> Ref | Complex:
+        shape, dtype = static(node.name, result.shape), dtype_name(result.dtype.to_real(), node.name)
+        lying = (*shape, 2) if is_complex(result) else shape
+        made = self.builder.op("opaque", *refs, dtype=dtype, callee=callee, detail=detail, shape=lying, field=field)
+        return made if lying == shape else in_parts(self.builder, made)
+
+    def _whole(self, value: Any, name: str) -> Ref:
+        """An operand of torch's: of complex numbers both parts."""
+        if isinstance(value, Complex):
+            return value.both or both_of(self.builder, *(self._whole(x, name) for x in (value.real, value.imag)))
+        return value if isinstance(value, Ref) else self._constant(real_view(value), name)
 
     def _unsupported(self, node: Any, what: str) -> UnsupportedError:
         kind = RandomError if hasattr(node.target, "tags") and draws(node, node.args, node.kwargs) else UnsupportedError
@@ -375,41 +415,3 @@ class _Importer:
             f"the operator {what} has no counterpart in the op table: {place_of(node)}",
             "import the part of the module around it (export a submodule), or add the operator to fuser/ir/ops.py",
         )
-
-
-def draws(node: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a call draws random numbers: those whose dropout is inactive do not."""
-    import torch
-
-    if torch.Tag.nondeterministic_seeded not in node.target.tags:
-        return False
-    given = arguments(node, args, kwargs)
-    inactive = any(given.get(n) is False for n in ("train", "training")) or any(
-        given.get(n) == 0 for n in ("dropout", "dropout_p", "p")
-    )
-    return not inactive
-
-
-def _leaves(value: Any) -> list[Any]:
-    """Results of a graph, in order; numbers and None among them."""
-    if isinstance(value, (tuple, list)):
-        return [leaf for v in value for leaf in _leaves(v)]
-    return [value]
-
-
-def _no_dense(name: str, value: Any) -> UnsupportedError:
-    return UnsupportedError(f"{name} is no dense tensor: its layout is {value.layout}", "convert it in front: x.to_dense()")
-
-
-def _static(name: str, shape: Any) -> tuple[int, ...]:
-    for i, extent in enumerate(shape):
-        if not isinstance(extent, int):
-            if re.search(r"\bu\d", str(extent)):
-                raise ProgramError(f"dimension {i} of {name!r} depends on values", "export the part of the module around it")
-            raise ProgramError(
-                f"dimension {i} of {name!r} is dynamic ({extent}): shapes must be static",
-                "give its sizes (--buckets, buckets= in Python), or export without dynamic_shapes",
-            )
-        if extent < 1:
-            raise ProgramError(f"dimension {i} of {name!r} is empty", "give example inputs of the sizes that you deploy")
-    return tuple(shape)

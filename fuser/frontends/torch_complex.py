@@ -1,0 +1,241 @@
+"""Complex tensors of a graph of torch's operators: a program has their two parts.
+
+What a graph is given and returns as complex numbers are tensors with a last dimension of two, as torch sees them itself
+(``view_as_real``). Between these an operator computes with parts where :mod:`fuser.frontends.complex_numbers` has a rule for
+it; else torch computes it (a Fourier transform), on such views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from fuser.frontends.complex_numbers import Pair
+from fuser.frontends.complex_numbers import mul
+from fuser.frontends.complex_numbers import rule_of
+from fuser.frontends.composed import cut
+from fuser.frontends.composed import reshaped
+from fuser.frontends.imported import Held
+from fuser.frontends.imported import Result
+from fuser.frontends.torch_nodes import leaves
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
+
+
+@dataclass(frozen=True, eq=False)
+class Complex:
+    """A complex tensor of a program: its parts (tensors of the program, or constants), and both as one where they came so."""
+
+    real: Any
+    imag: Any
+    both: Ref | None = None
+
+
+def in_parts(b: Builder, both: Ref) -> Complex:
+    """A complex tensor of both parts in a last dimension."""
+    last = len(both.shape) - 1
+    return Complex(*(reshaped(b, cut(b, both, last, i, i + 1), both.shape[:-1]) for i in (0, 1)), both)
+
+
+def both_of(b: Builder, real: Ref, imag: Ref) -> Ref:
+    """Both parts in a last dimension."""
+    return b.op("concat", *(reshaped(b, x, (*x.shape, 1)) for x in (real, imag)), axis=len(real.shape))
+
+
+def is_complex(x: Any) -> bool:
+    import torch
+
+    return isinstance(x, Complex) or (isinstance(x, torch.Tensor) and x.is_complex())
+
+
+def real_view(x: Any) -> Any:
+    """A complex tensor with a last dimension of its two parts; others as they are."""
+    import torch
+
+    return torch.view_as_real(x.resolve_conj()) if isinstance(x, torch.Tensor) and x.is_complex() else x
+
+
+# what a graph is given, and what it returns
+
+
+@dataclass(frozen=True)
+class Borders:
+    """A graph between real tensors, the placeholders whose tensors are seen so, and the places of such results."""
+
+    graph: Any
+    held: Mapping[str, Held | None]
+    inputs: frozenset[str] = frozenset()
+    results: frozenset[int] = frozenset()
+
+    def seen(self, results: Sequence[Result]) -> tuple[Result, ...]:
+        """Results of which some are complex numbers."""
+        return tuple(replace(r, complex=i in self.results and r.value is None) for i, r in enumerate(results))
+
+
+def real_borders(module: Any, held: Mapping[str, Held | None]) -> Borders:
+    """A graph with real tensors for the complex ones that it is given and returns; ``held`` are placeholders with values."""
+    import torch
+
+    aten = torch.ops.aten
+    ends = [n for n in module.graph.nodes if n.op in ("placeholder", "output")]
+    mine = [n.name for n in ends if n.op == "placeholder" and _is_complex(n)]
+    returned = leaves(ends[-1].args[0])
+    theirs = [i for i, n in enumerate(returned) if _is_complex(n)]
+    if not mine and not theirs:
+        return Borders(module, held)
+    graph, copies = torch.fx.Graph(), dict[Any, Any]()
+    graph.graph_copy(module.graph, copies)
+    last = [copies[n] for n in ends if n.op == "placeholder"]
+    for node in [n for n in last if n.name in mine]:
+        value = node.meta["val"]
+        with graph.inserting_after(last[-1]):
+            whole = graph.call_function(aten.view_as_complex.default, (node,))
+        whole.meta = dict(node.meta)
+        node.replace_all_uses_with(whole, delete_user_cb=lambda user, whole=whole: user is not whole)
+        node.meta["val"] = _fake(value, real_view)
+    found = [copies.get(n, n) if isinstance(n, torch.fx.Node) else n for n in returned]
+    found = [copy if i not in theirs else _viewed(graph, copy, returned[i]) for i, copy in enumerate(found)]
+    graph.output(tuple(found)).meta = dict(ends[-1].meta)
+    values = {n: replace(h, value=real_view(h.value)) if h and n in mine else h for n, h in held.items()}
+    return Borders(torch.fx.GraphModule(module, graph), values, frozenset(mine), frozenset(theirs))
+
+
+def _viewed(graph: Any, node: Any, origin: Any) -> Any:
+    """A complex result as torch's view of it."""
+    import torch
+
+    for call in (torch.ops.aten.resolve_conj.default, torch.ops.aten.view_as_real.default):
+        made = graph.call_function(call, (node,))
+        made.meta = {**origin.meta, "val": _fake(node.meta["val"], call)}
+        node = made
+    return node
+
+
+def _is_complex(node: Any) -> bool:
+    return is_complex(getattr(node, "meta", {}).get("val"))
+
+
+def _fake(x: Any, call: Callable[[Any], Any]) -> Any:
+    """What a call makes of a tensor without values."""
+    import torch
+
+    with getattr(x, "fake_mode", None) or nullcontext(), torch.no_grad():
+        return call(x)
+
+
+# operators
+
+
+def computes(node: Any, values: Sequence[Any]) -> bool:
+    """Whether a call has to do with complex numbers, of tensors of a program."""
+    several = node.meta.get("val")
+    made = several if isinstance(several, (list, tuple)) else [several]
+    return any(isinstance(v, Complex) for v in values) or any(map(is_complex, [*values, *made]))
+
+
+def by_parts(node: Any, values: Mapping[Any, Any], inline: Callable[[Any, Sequence[Any]], Any]) -> Any:
+    """What a rule makes of a call of complex numbers; None where there is none. ``values`` are those of its operands, ``inline``
+    computes a graph of real ones."""
+    from torch.utils import _pytree as pytree
+
+    if (rule := rule_of(node.target)) is None:
+        return None
+    import torch
+
+    flat, spec = pytree.tree_flatten((node.args, node.kwargs))
+    places = [i for i, v in enumerate(flat) if isinstance(v, torch.fx.Node)]
+
+    def call(*operands: Any) -> Any:
+        given = list(flat)
+        for i, x in zip(places, operands, strict=True):
+            given[i] = x
+        args, kwargs = pytree.tree_unflatten(given, spec)
+        return rule(*args, **kwargs)
+
+    return applied(call, [flat[i].meta["val"] for i in places], [values[flat[i]] for i in places], inline, node)
+
+
+def applied(
+    function: Callable[..., Any],
+    fakes: Sequence[Any],
+    values: Sequence[Any],
+    inline: Callable[[Any, Sequence[Any]], Any],
+    at: Any,
+) -> Any:
+    """A function of pairs, and of real tensors, on values of a program that are like ``fakes``; None where it knows no answer. Its
+    operators are of the line of the node ``at``."""
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    form: list[Any] = []
+
+    def on_parts(*parts: Any) -> Any:
+        rest = iter(parts)
+        found = function(*[Pair(next(rest), next(rest)) if x.is_complex() else next(rest) for x in fakes])
+        if found is NotImplemented:
+            raise NotImplementedError
+        form[:] = [found]
+        several = found if isinstance(found, (list, tuple)) else [found]
+        return [p for x in several for p in ((x.real, x.imag) if isinstance(x, Pair) else (x,))]
+
+    mode = next((x.fake_mode for x in fakes if hasattr(x, "fake_mode")), None)
+    try:
+        with mode or nullcontext(), torch.no_grad():
+            like = [p for x in fakes for p in ([_part(x), _part(x)] if x.is_complex() else [x])]
+            graph = make_fx(on_parts, pre_dispatch=True)(*like)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError, AttributeError):  # what torch raises for what it lacks
+        return None
+    for n in graph.graph.nodes:
+        n.meta.setdefault("stack_trace", at.stack_trace)
+    rest = iter(inline(graph, [p for x in values for p in _parts(x)]))
+    several = isinstance(form[0], (list, tuple))
+    found = [_one(next(rest), next(rest)) if isinstance(x, Pair) else next(rest) for x in (form[0] if several else form)]
+    return found if several else found[0]
+
+
+def _part(x: Any) -> Any:
+    """A part of a complex tensor without values, as one of its own."""
+    import torch
+
+    return torch.empty(x.shape, dtype=x.dtype.to_real(), device=x.device)
+
+
+def _parts(x: Any) -> list[Any]:
+    if isinstance(x, Complex):
+        return [x.real, x.imag]
+    return [x.real.contiguous(), x.imag.contiguous()] if is_complex(x) else [x]
+
+
+def _one(real: Any, imag: Any) -> Any:
+    """A complex tensor of parts; a constant of constants."""
+    import torch
+
+    constant = isinstance(real, torch.Tensor) and isinstance(imag, torch.Tensor)
+    return torch.complex(real, imag) if constant else Complex(real, imag)
+
+
+# Fourier transforms
+
+
+def unscaled(node: Any, args: Sequence[Any]) -> tuple[tuple[Any, ...], float] | None:
+    """The arguments of a Fourier transform that is not normalized, and the number by which its result is one that is; None of
+    other calls. What follows multiplies besides."""
+    name = str(node.target).split(".")[1]
+    if name not in ("_fft_c2c", "_fft_r2c", "_fft_c2r") or not args[2]:
+        return None
+    x, dims = node.args[0].meta["val"], args[1]
+    extents = [x.shape[d] for d in dims]
+    if name == "_fft_c2r":
+        extents[-1] = args[3]
+    count = prod(int(n) for n in extents)
+    return (*args[:2], 0, *args[3:]), count**-0.5 if args[2] == 1 else 1 / count
+
+
+def scaled(x: Any, number: float) -> Any:
+    return mul(x, number) if isinstance(x, Pair) else x * number

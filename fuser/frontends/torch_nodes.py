@@ -1,0 +1,48 @@
+"""Calls and values of a graph of torch's operators: whether they draw random numbers, and what a program has no place for."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fuser.errors import ProgramError
+from fuser.errors import UnsupportedError
+from fuser.frontends.torch_call import arguments
+
+
+def draws(node: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call draws random numbers: those whose dropout is inactive do not."""
+    import torch
+
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    given = arguments(node, args, kwargs)
+    inactive = any(given.get(n) is False for n in ("train", "training")) or any(
+        given.get(n) == 0 for n in ("dropout", "dropout_p", "p")
+    )
+    return not inactive
+
+
+def leaves(value: Any) -> list[Any]:
+    """Results of a graph, in order; numbers and None among them."""
+    if isinstance(value, (tuple, list)):
+        return [leaf for v in value for leaf in leaves(v)]
+    return [value]
+
+
+def no_dense(name: str, value: Any) -> UnsupportedError:
+    return UnsupportedError(f"{name} is no dense tensor: its layout is {value.layout}", "convert it in front: x.to_dense()")
+
+
+def static(name: str, shape: Any) -> tuple[int, ...]:
+    for i, extent in enumerate(shape):
+        if not isinstance(extent, int):
+            if re.search(r"\bu\d", str(extent)):
+                raise ProgramError(f"dimension {i} of {name!r} depends on values", "export the part of the module around it")
+            raise ProgramError(
+                f"dimension {i} of {name!r} is dynamic ({extent}): shapes must be static",
+                "give its sizes (--buckets, buckets= in Python), or export without dynamic_shapes",
+            )
+        if extent < 1:
+            raise ProgramError(f"dimension {i} of {name!r} is empty", "give example inputs of the sizes that you deploy")
+    return tuple(shape)
