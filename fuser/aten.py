@@ -12,8 +12,9 @@ from typing import Any
 
 
 def described(args: Sequence[Any], kwargs: dict[str, Any], kind: Callable[[Any], str]) -> tuple[str, list[Any]]:
-    """The arguments of a call with its tensors taken out, as JSON, and the tensors in order. A tensor is of a ``kind``, ``tensor``
-    or ``complex``: as such one it is given with a last dimension of two. Raises :class:`TypeError` for what JSON cannot say."""
+    """The arguments of a call with its tensors taken out, as JSON, and the tensors in order. A tensor is of a ``kind``,
+    ``tensor`` or ``complex``, which is given with both parts in a last dimension. Raises :class:`TypeError` for what JSON
+    cannot say."""
     tensors: list[Any] = []
 
     def plain(value: Any) -> Any:
@@ -38,7 +39,7 @@ def described(args: Sequence[Any], kwargs: dict[str, Any], kind: Callable[[Any],
 
 
 def call(callee: str, detail: str, tensors: Sequence[Any], field: int = -1) -> Any:
-    """Carry out a call on torch tensors; ``field`` picks one of several results. Of complex numbers it is a view of both parts."""
+    """Carry out a call on torch tensors; ``field`` picks one of several results. Of complex ones it is a view of both parts."""
     found = _prepared(callee, detail)(tensors)
     return _in_parts(found if field < 0 else found[field])
 

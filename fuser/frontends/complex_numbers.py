@@ -178,10 +178,59 @@ def log(x: Pair) -> Pair:
     return Pair(absolute(x).log(), angle(x))
 
 
-def norm(x: Pair, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def cos(x: Pair) -> Pair:
+    return Pair(x.real.cos() * x.imag.cosh(), -(x.real.sin() * x.imag.sinh()))
+
+
+def sin(x: Pair) -> Pair:
+    return Pair(x.real.sin() * x.imag.cosh(), x.real.cos() * x.imag.sinh())
+
+
+def cosh(x: Pair) -> Pair:
+    return Pair(x.real.cosh() * x.imag.cos(), x.real.sinh() * x.imag.sin())
+
+
+def sinh(x: Pair) -> Pair:
+    return Pair(x.real.sinh() * x.imag.cos(), x.real.cosh() * x.imag.sin())
+
+
+def tanh(x: Pair) -> Pair:
+    """By the tangents of the parts: nothing cancels, and nothing overflows (Kahan, 1987)."""
+    t, u, falls = x.real.tanh(), x.imag.tan(), 1 / x.real.cosh() ** 2
+    over = 1 + (t * u) ** 2
+    return Pair(t * (1 + u * u) / over, u * falls / over)
+
+
+def sgn(x: Pair) -> Pair:
     import torch
 
-    return torch.linalg.vector_norm(absolute(x), ord, dim, keepdim) if dtype is None else NotImplemented
+    distance = absolute(x)
+    over = torch.where(distance == 0, 1.0, distance)
+    return Pair(x.real / over, x.imag / over)
+
+
+def of_distance(operator: Rule, x: Pair, *args: Any, dtype: Any = None, **named: Any) -> Any:
+    """A norm."""
+    return operator(absolute(x), *args, **named) if dtype is None else NotImplemented
+
+
+def addcmul(x: Any, y: Any, z: Any, *, value: Any = 1) -> Pair:
+    return add(x, mul(y, z) if isinstance(y, Pair) or isinstance(z, Pair) else y * z, alpha=value)
+
+
+def lerp(x: Any, y: Any, weight: Any) -> Any:
+    return NotImplemented if isinstance(weight, Pair) else add(x, mul(sub(y, x), weight))
+
+
+def equal(x: Any, y: Any) -> Any:
+    (a, b), (c, d) = ([0 if p is None else p for p in _parts(v)] for v in (x, y))
+    return (a == c) & (b == d)
+
+
+def vdot(x: Pair, y: Pair) -> Any:
+    import torch
+
+    return bilinear(torch.dot, conj(x), y)
 
 
 # from real numbers, and to them
@@ -294,28 +343,32 @@ def padded(operator: Rule, x: Pair, pad: Any, *mode: Any, value: Any = None) -> 
 
 
 MOVED = (
-    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "expand_as", "slice",
-    "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "tensor_split", "cat", "concat", "concatenate", "stack",
-    "hstack", "vstack", "index", "index_select", "gather", "take_along_dim", "flip", "roll", "repeat", "repeat_interleave", "tile",
-    "movedim", "moveaxis", "swapaxes", "swapdims", "flatten", "unflatten", "slice_scatter", "select_scatter", "index_put",
-    "index_copy", "index_add", "scatter", "scatter_add", "diagonal", "tril", "triu", "unfold", "fft_fftshift", "fft_ifftshift",
-    "sum", "mean", "cumsum", "diff", "rot90", "diag_embed", "view_as", "reshape_as", "broadcast_to", "mT", "ravel",
+    "view", "_unsafe_view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze",
+    "permute", "transpose", "t", "mT", "movedim", "moveaxis", "swapaxes", "swapdims", "flip", "roll", "rot90", "diagonal",
+    "diag_embed", "tril", "triu", "expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile", "unfold",
+    "slice", "select", "narrow", "split", "split_with_sizes", "tensor_split", "chunk", "unbind", "cat", "concat", "concatenate",
+    "stack", "hstack", "vstack", "index", "index_select", "gather", "take_along_dim", "slice_scatter", "select_scatter",
+    "index_put", "index_copy", "index_add", "scatter", "scatter_add", "fft_fftshift", "fft_ifftshift", "sum", "mean", "cumsum",
+    "diff",
 )  # fmt: skip
 """Operators that move numbers, or add them up."""
 PRODUCTS = ("mm", "bmm", "matmul", "mv", "dot", "outer", "linalg_matmul", "kron")
-LAYERS = ("linear", "conv1d", "conv2d", "conv3d", "convolution")
+LAYERS = ("linear", "convolution", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)))
+NORMS = ("linalg_vector_norm", "norm", "frobenius_norm")
 ITSELF = ("resolve_conj", "resolve_neg", "clone", "contiguous", "alias", "detach", "lift_fresh_copy", "lift_fresh", "positive")
 RULES: dict[str, Rule] = {
-    "mul": mul, "add": add, "sub": sub, "subtract": sub, "multiply": mul, "rsub": rsub, "neg": neg, "div": div, "divide": div,
-    "true_divide": div, "pow": power, "square": square, "reciprocal": reciprocal, "abs": absolute, "angle": angle, "exp": exp,
-    "log": log, "linalg_vector_norm": norm, "polar": polar, "complex": by_parts, "view_as_complex": from_last,
-    "view_as_real": as_last, "real": lambda x: x.real, "imag": lambda x: x.imag, "_to_copy": converted, "to": converted,
-    "dropout": dropped, "copy": copied, **dict.fromkeys(("conj", "_conj", "_conj_physical", "conj_physical"), conj), **dict.fromkeys(ITSELF, same),
+    **dict.fromkeys(("mul", "multiply"), mul), "add": add, **dict.fromkeys(("sub", "subtract"), sub), "rsub": rsub, "neg": neg,
+    **dict.fromkeys(("div", "divide", "true_divide"), div), "reciprocal": reciprocal, "pow": power, "square": square,
+    **dict.fromkeys(("conj", "_conj", "_conj_physical", "conj_physical"), conj), **dict.fromkeys(ITSELF, same),
+    "abs": absolute, "angle": angle, "sgn": sgn, "exp": exp, "log": log, "cos": cos, "sin": sin, "cosh": cosh, "sinh": sinh,
+    "tanh": tanh, "addcmul": addcmul, "lerp": lerp, "eq": equal, "ne": lambda x, y: ~equal(x, y), "vdot": vdot,
+    "polar": polar, "complex": by_parts, "view_as_complex": from_last, "view_as_real": as_last, "_to_copy": converted,
+    "to": converted, "real": lambda x: x.real, "imag": lambda x: x.imag, "dropout": dropped, "copy": copied,
 }  # fmt: skip
 """What operators do, by ATen's name without the overload."""
 FORMS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(MOVED, linear), **dict.fromkeys(PRODUCTS, bilinear), **dict.fromkeys(LAYERS, with_bias), "einsum": einsum,
-    "masked_fill": filled, "where": chosen, "constant_pad_nd": padded, "pad": padded,
+    **dict.fromkeys(NORMS, of_distance), "masked_fill": filled, "where": chosen, "constant_pad_nd": padded, "pad": padded,
     **dict.fromkeys(("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"), like),
 }  # fmt: skip
 """The same of operators that are called for the parts: with the operator itself in front."""
@@ -327,7 +380,9 @@ def rule_of(operator: Any) -> Rule | None:
     """What an operator of ATen's does on pairs; None where there is no rule."""
     import torch
 
-    name = str(operator).split(".")[1]
+    namespace, name, *_ = str(operator).split(".")
+    if namespace != "aten":
+        return None
     if (form := FORMS.get(name)) is not None:
         return partial(form, operator)
     if name in SUMS:

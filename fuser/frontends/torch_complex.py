@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from dataclasses import field
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -40,7 +41,8 @@ class Complex:
 def in_parts(b: Builder, both: Ref) -> Complex:
     """A complex tensor of both parts in a last dimension."""
     last = len(both.shape) - 1
-    return Complex(*(reshaped(b, cut(b, both, last, i, i + 1), both.shape[:-1]) for i in (0, 1)), both)
+    real, imag = (reshaped(b, cut(b, both, last, i, i + 1), both.shape[:-1]) for i in (0, 1))
+    return Complex(real, imag, both)
 
 
 def both_of(b: Builder, real: Ref, imag: Ref) -> Ref:
@@ -139,37 +141,62 @@ def computes(node: Any, values: Sequence[Any]) -> bool:
     return any(isinstance(v, Complex) for v in values) or any(map(is_complex, [*values, *made]))
 
 
-def by_parts(node: Any, values: Mapping[Any, Any], inline: Callable[[Any, Sequence[Any]], Any]) -> Any:
-    """What a rule makes of a call of complex numbers; None where there is none. ``values`` are those of its operands, ``inline``
-    computes a graph of real ones."""
-    from torch.utils import _pytree as pytree
-
-    if (rule := rule_of(node.target)) is None:
-        return None
-    import torch
-
-    flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-    places = [i for i, v in enumerate(flat) if isinstance(v, torch.fx.Node)]
-
-    def call(*operands: Any) -> Any:
-        given = list(flat)
-        for i, x in zip(places, operands, strict=True):
-            given[i] = x
-        args, kwargs = pytree.tree_unflatten(given, spec)
-        return rule(*args, **kwargs)
-
-    return applied(call, [flat[i].meta["val"] for i in places], [values[flat[i]] for i in places], inline, node)
+Inline = Callable[[Any, Sequence[Any]], Any]
+"""Computes a graph of real tensors on values of a program."""
 
 
-def applied(
-    function: Callable[..., Any],
-    fakes: Sequence[Any],
-    values: Sequence[Any],
-    inline: Callable[[Any, Sequence[Any]], Any],
-    at: Any,
-) -> Any:
-    """A function of pairs, and of real tensors, on values of a program that are like ``fakes``; None where it knows no answer. Its
-    operators are of the line of the node ``at``."""
+@dataclass(frozen=True)
+class Parts:
+    """Calls of complex numbers as graphs of real ones, each traced once."""
+
+    inline: Inline
+    traced: dict[Any, tuple[Any, Any] | None] = field(default_factory=dict)
+
+    def of(self, node: Any, values: Mapping[Any, Any]) -> Any:
+        """What a rule makes of a call, with ``values`` of its operands; None where there is none."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        if (rule := rule_of(node.target)) is None:
+            return None
+        flat, spec = pytree.tree_flatten((node.args, node.kwargs))
+        places = [i for i, v in enumerate(flat) if isinstance(v, torch.fx.Node)]
+
+        def call(*operands: Any) -> Any:
+            given = list(flat)
+            for i, x in zip(places, operands, strict=True):
+                given[i] = x
+            args, kwargs = pytree.tree_unflatten(given, spec)
+            return rule(*args, **kwargs)
+
+        plain = tuple(None if i in places else repr(v) for i, v in enumerate(flat))
+        operands = [flat[i] for i in places]
+        return self._applied(call, (node.target, plain, spec), operands, [values[n] for n in operands], node)
+
+    def scaled(self, node: Any, x: Any, number: float) -> Any:
+        """The value ``x`` of a node, times a number."""
+
+        def call(z: Any) -> Any:
+            return mul(z, number) if isinstance(z, Pair) else z * number
+
+        return self._applied(call, number, [node], [x], node)
+
+    def _applied(self, function: Callable[..., Any], name: Any, operands: Sequence[Any], values: Sequence[Any], at: Any) -> Any:
+        """A function of pairs, and of real tensors; None where it knows no answer. Its operators are of the line of ``at``."""
+        fakes = [n.meta["val"] for n in operands]
+        key = name, tuple((tuple(x.shape), x.dtype, x.device) for x in fakes)
+        if key not in self.traced:
+            self.traced[key] = _traced(function, fakes, at)
+        if (found := self.traced[key]) is None:
+            return None
+        graph, form = found
+        rest = iter(self.inline(graph, [p for x in values for p in _parts(x)]))
+        made = [_one(next(rest), next(rest)) if pair else next(rest) for pair in (form if isinstance(form, list) else [form])]
+        return made if isinstance(form, list) else made[0]
+
+
+def _traced(function: Callable[..., Any], fakes: Sequence[Any], at: Any) -> tuple[Any, Any] | None:
+    """A function as a graph of the parts of what it is given, and which of its results (of its one result) are pairs."""
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -180,8 +207,9 @@ def applied(
         found = function(*[Pair(next(rest), next(rest)) if x.is_complex() else next(rest) for x in fakes])
         if found is NotImplemented:
             raise NotImplementedError
-        form[:] = [found]
-        several = found if isinstance(found, (list, tuple)) else [found]
+        several = list(found) if isinstance(found, (list, tuple)) else [found]
+        pairs = [isinstance(x, Pair) for x in several]
+        form[:] = [pairs if isinstance(found, (list, tuple)) else pairs[0]]
         return [p for x in several for p in ((x.real, x.imag) if isinstance(x, Pair) else (x,))]
 
     mode = next((x.fake_mode for x in fakes if hasattr(x, "fake_mode")), None)
@@ -193,10 +221,7 @@ def applied(
         return None
     for n in graph.graph.nodes:
         n.meta.setdefault("stack_trace", at.stack_trace)
-    rest = iter(inline(graph, [p for x in values for p in _parts(x)]))
-    several = isinstance(form[0], (list, tuple))
-    found = [_one(next(rest), next(rest)) if isinstance(x, Pair) else next(rest) for x in (form[0] if several else form)]
-    return found if several else found[0]
+    return graph, form[0]
 
 
 def _part(x: Any) -> Any:
@@ -226,16 +251,12 @@ def _one(real: Any, imag: Any) -> Any:
 def unscaled(node: Any, args: Sequence[Any]) -> tuple[tuple[Any, ...], float] | None:
     """The arguments of a Fourier transform that is not normalized, and the number by which its result is one that is; None of
     other calls. What follows multiplies besides."""
-    name = str(node.target).split(".")[1]
-    if name not in ("_fft_c2c", "_fft_r2c", "_fft_c2r") or not args[2]:
+    name = str(node.target)
+    if name not in [f"aten._fft_{kind}.default" for kind in ("c2c", "r2c", "c2r")] or not args[2]:
         return None
     x, dims = node.args[0].meta["val"], args[1]
     extents = [x.shape[d] for d in dims]
-    if name == "_fft_c2r":
+    if name.startswith("aten._fft_c2r"):
         extents[-1] = args[3]
     count = prod(int(n) for n in extents)
     return (*args[:2], 0, *args[3:]), count**-0.5 if args[2] == 1 else 1 / count
-
-
-def scaled(x: Any, number: float) -> Any:
-    return mul(x, number) if isinstance(x, Pair) else x * number

@@ -45,17 +45,16 @@ from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import place_of
 from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_complex import Complex
-from fuser.frontends.torch_complex import applied
+from fuser.frontends.torch_complex import Parts
 from fuser.frontends.torch_complex import both_of
-from fuser.frontends.torch_complex import by_parts
 from fuser.frontends.torch_complex import computes
 from fuser.frontends.torch_complex import in_parts
 from fuser.frontends.torch_complex import is_complex
 from fuser.frontends.torch_complex import real_borders
 from fuser.frontends.torch_complex import real_view
-from fuser.frontends.torch_complex import scaled
 from fuser.frontends.torch_complex import unscaled
 from fuser.frontends.torch_nodes import draws
+from fuser.frontends.torch_nodes import is_empty
 from fuser.frontends.torch_nodes import leaves
 from fuser.frontends.torch_nodes import no_dense
 from fuser.frontends.torch_nodes import static
@@ -155,7 +154,7 @@ class _Importer:
         self.literals: set[str] = set()
         self.by_name = _by_torch_name()
         self.inputs: list[str] = []
-        self.live = self._live()
+        self.live, self.parts = self._live(), Parts(self._inline)
 
     def _live(self) -> set[Any]:
         live = {n for n in self.nodes if n.op == "output"}
@@ -275,22 +274,20 @@ class _Importer:
             return self._inline(args[inner], args[inner + 1 :])
         if not isinstance(node.target, torch._ops.OpOverload):
             raise self._unsupported(node, str(node.target))
-        aten = str(node.target).removeprefix("aten.").removesuffix(".default")
-        result = node.meta.get("val")
-        if isinstance(result, torch.Tensor):
-            known = all(isinstance(e, int) for e in result.shape)
-            if known and 0 in result.shape:  # nothing to compute; what is left over where a rotary embedding turns all of a head
-                return empty(result)
-            static(node.name, result.shape)
-            if result.layout is not torch.strided:
-                raise no_dense(node.name, result)
-        operands = leaves([*args, *kwargs.values()])
+        result, operands = node.meta.get("val"), leaves([*args, *kwargs.values()])
+        if isinstance(result, torch.Tensor) and is_empty(node.name, result):
+            return empty(result)  # what is left over where a rotary embedding turns all of a head
         if not any(isinstance(v, (Ref, Complex)) for v in operands):
             if draws(node, args, kwargs):
                 raise self._unsupported(node, str(node.target))
             return node.target(*args, **kwargs)
         if computes(node, operands):
             return self._complex(node, args, kwargs)
+        return self._real(node, args, kwargs)
+
+    def _real(self, node: Any, args: Any, kwargs: Any) -> Any:
+        aten = str(node.target).removeprefix("aten.").removesuffix(".default")
+        result = node.meta.get("val")
         if aten in IDENTITY:
             return args[0]
         table = self.by_name.get(aten, "")
@@ -337,12 +334,11 @@ class _Importer:
 
     def _complex(self, node: Any, args: Any, kwargs: Any) -> Any:
         """An operator on complex numbers: of parts, or torch's."""
-        if (value := by_parts(node, self.values, self._inline)) is not None:
-            return value
-        if (plain := unscaled(node, args)) is None:
-            return self._left(node, args, kwargs)
-        x, number = self._left(node, plain[0], kwargs), plain[1]
-        return applied(lambda z: scaled(z, number), [node.meta["val"]], [x], self._inline, node)
+        value, plain = self.parts.of(node, self.values), unscaled(node, args)
+        if value is not None or plain is None:
+            return self._left(node, args, kwargs) if value is None else value
+        args, number = plain
+        return self.parts.scaled(node, self._left(node, args, kwargs), number)
 
     def _left(self, node: Any, args: Any, kwargs: Any) -> Any:
         """An operator that the table lacks is torch's to compute: now where parameters alone decide it, else at every call."""
@@ -379,19 +375,19 @@ class _Importer:
     def _pieces(self, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The operator as torch itself makes it of others, where these are few, known, and at most one of them is a library's;
         not where it gathers by indices, for which torch has kernels of its own."""
-        module = pieces(node, PIECES)
+        flat = [v for v in leaves([list(args), *kwargs.values()]) if is_tensor(v) or isinstance(v, Complex)]
+        several = computes(node, flat)
+        module = None if several and not node.target._can_decompose() else pieces(node, PIECES)
         if module is None:
             return None
         before = len(self.builder.since(0))
-        flat = [v for v in leaves([list(args), *kwargs.values()]) if is_tensor(v) or isinstance(v, Complex)]
         try:
             value = self._inline(module, flat)
         except (UnsupportedError, ProgramError):
             value = None
         ops = self.builder.since(before)
         gone = {"opaque", "index", "index_put"}.intersection(ops) or sum(OPS[op].kind == "library" for op in ops) > 1
-        if computes(node, flat):
-            gone = ops.count("opaque") > 1
+        gone = ops.count("opaque") > 1 if several else gone
         if value is None or gone or len(ops) > PIECES:
             self.builder.undo(before)
             return None

@@ -46,3 +46,16 @@ def static(name: str, shape: Any) -> tuple[int, ...]:
         if extent < 1:
             raise ProgramError(f"dimension {i} of {name!r} is empty", "give example inputs of the sizes that you deploy")
     return tuple(shape)
+
+
+def is_empty(name: str, result: Any) -> bool:
+    """Whether there is nothing to compute of a tensor. Raises :class:`UnsupportedError` for one that is no dense one of fixed
+    sizes."""
+    import torch
+
+    if all(isinstance(e, int) for e in result.shape) and 0 in result.shape:
+        return True
+    static(name, result.shape)
+    if result.layout is not torch.strided:
+        raise no_dense(name, result)
+    return False
