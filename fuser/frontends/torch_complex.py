@@ -24,6 +24,9 @@ from fuser.frontends.composed import cut
 from fuser.frontends.composed import reshaped
 from fuser.frontends.imported import Held
 from fuser.frontends.imported import Result
+from fuser.frontends.short_times import RULES as SHORT_TIMES
+from fuser.frontends.short_times import divides
+from fuser.frontends.torch_call import arguments
 from fuser.frontends.torch_nodes import leaves
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
@@ -150,6 +153,7 @@ class Parts:
     """Calls of complex numbers as graphs of real ones, each traced once."""
 
     inline: Inline
+    params: Mapping[str, Any]
     traced: dict[Any, tuple[Any, Any] | None] = field(default_factory=dict)
 
     def of(self, node: Any, values: Mapping[Any, Any]) -> Any:
@@ -157,7 +161,8 @@ class Parts:
         import torch
         from torch.utils import _pytree as pytree
 
-        if (rule := rule_of(node.target)) is None:
+        short = SHORT_TIMES.get(str(node.target).removeprefix("aten.").removesuffix(".default"))
+        if (rule := short or rule_of(node.target)) is None or not self._divides(node, values):
             return None
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
         places = [i for i, v in enumerate(flat) if isinstance(v, torch.fx.Node)]
@@ -171,7 +176,19 @@ class Parts:
 
         plain = tuple(None if i in places else repr(v) for i, v in enumerate(flat))
         operands = [flat[i] for i in places]
-        return self._applied(call, (node.target, plain, spec), operands, [values[n] for n in operands], node)
+        return self._applied(call, (node.target, plain, spec), operands, [values[n] for n in operands], node, short is not None)
+
+    def _divides(self, node: Any, values: Mapping[Any, Any]) -> bool:
+        """Whether nothing is in the way of a transform back: torch looks at the window's values."""
+        if str(node.target) != "aten.istft.default":
+            return True
+        import torch
+
+        args = arguments(node, node.args, node.kwargs)
+        window = values.get(args["window"])
+        if isinstance(window, Ref):
+            window = torch.from_numpy(self.params[window.name]) if window.name in self.params else None
+        return divides(args, window)
 
     def scaled(self, node: Any, x: Any, number: float) -> Any:
         """The value ``x`` of a node, times a number."""
@@ -181,21 +198,30 @@ class Parts:
 
         return self._applied(call, number, [node], [x], node)
 
-    def _applied(self, function: Callable[..., Any], name: Any, operands: Sequence[Any], values: Sequence[Any], at: Any) -> Any:
-        """A function of pairs, and of real tensors; None where it knows no answer. Its operators are of the line of ``at``."""
+    def _applied(
+        self,
+        function: Callable[..., Any],
+        name: Any,
+        operands: Sequence[Any],
+        values: Sequence[Any],
+        at: Any,
+        whole: bool = False,
+    ) -> Any:
+        """A function of pairs (of ``whole`` complex tensors), and of real ones; None where it knows no answer. Its operators are
+        of the line of ``at``."""
         fakes = [n.meta["val"] for n in operands]
         key = name, tuple((tuple(x.shape), x.dtype, x.device) for x in fakes)
         if key not in self.traced:
-            self.traced[key] = _traced(function, fakes, at)
+            self.traced[key] = _traced(function, fakes, at, whole)
         if (found := self.traced[key]) is None:
             return None
         graph, form = found
-        rest = iter(self.inline(graph, [p for x in values for p in _parts(x)]))
+        rest = iter(self.inline(graph, [p for x in values for p in ([x] if whole else _parts(x))]))
         made = [_one(next(rest), next(rest)) if pair else next(rest) for pair in (form if isinstance(form, list) else [form])]
         return made if isinstance(form, list) else made[0]
 
 
-def _traced(function: Callable[..., Any], fakes: Sequence[Any], at: Any) -> tuple[Any, Any] | None:
+def _traced(function: Callable[..., Any], fakes: Sequence[Any], at: Any, whole: bool) -> tuple[Any, Any] | None:
     """A function as a graph of the parts of what it is given, and which of its results (of its one result) are pairs."""
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -204,7 +230,7 @@ def _traced(function: Callable[..., Any], fakes: Sequence[Any], at: Any) -> tupl
 
     def on_parts(*parts: Any) -> Any:
         rest = iter(parts)
-        found = function(*[Pair(next(rest), next(rest)) if x.is_complex() else next(rest) for x in fakes])
+        found = function(*[Pair(next(rest), next(rest)) if x.is_complex() and not whole else next(rest) for x in fakes])
         if found is NotImplemented:
             raise NotImplementedError
         several = list(found) if isinstance(found, (list, tuple)) else [found]
@@ -215,7 +241,7 @@ def _traced(function: Callable[..., Any], fakes: Sequence[Any], at: Any) -> tupl
     mode = next((x.fake_mode for x in fakes if hasattr(x, "fake_mode")), None)
     try:
         with mode or nullcontext(), torch.no_grad():
-            like = [p for x in fakes for p in ([_part(x), _part(x)] if x.is_complex() else [x])]
+            like = [p for x in fakes for p in ([_part(x), _part(x)] if x.is_complex() and not whole else [x])]
             graph = make_fx(on_parts, pre_dispatch=True)(*like)
     except (NotImplementedError, RuntimeError, TypeError, ValueError, AttributeError):  # what torch raises for what it lacks
         return None

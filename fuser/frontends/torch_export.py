@@ -154,7 +154,7 @@ class _Importer:
         self.literals: set[str] = set()
         self.by_name = _by_torch_name()
         self.inputs: list[str] = []
-        self.live, self.parts = self._live(), Parts(self._inline)
+        self.live, self.parts = self._live(), Parts(self._inline, self.params)
 
     def _live(self) -> set[Any]:
         live = {n for n in self.nodes if n.op == "output"}
