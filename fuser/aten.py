@@ -47,10 +47,13 @@ def call(callee: str, detail: str, tensors: Sequence[Any], field: int = -1) -> A
 def _in_parts(x: Any) -> Any:
     import torch
 
-    return torch.view_as_real(x.resolve_conj()) if isinstance(x, torch.Tensor) and x.is_complex() else x
+    if not isinstance(x, torch.Tensor) or not (x.is_complex() or x.is_neg()):
+        return x
+    x = x.resolve_conj().resolve_neg()
+    return torch.view_as_real(x) if x.is_complex() else x
 
 
-def _of_parts(x: Any) -> Any:
+def of_parts(x: Any) -> Any:
     """A complex tensor of a last dimension of two."""
     import torch
 
@@ -119,7 +122,7 @@ def _reader(value: Any) -> Callable[[Sequence[Any]], Any]:
     if "tensor" in value:
         return itemgetter(value["tensor"])
     if "complex" in value:
-        return lambda tensors: _of_parts(tensors[value["complex"]])
+        return lambda tensors: of_parts(tensors[value["complex"]])
     if "number" in value:
         return lambda _: complex(*value["number"])
     if "device" in value:

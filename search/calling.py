@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
+from fuser.aten import of_parts
 from fuser.errors import UsageError
 from fuser.frontends.imported import Called
+from fuser.frontends.imported import Order
 from fuser.frontends.imported import Result
 from fuser.frontends.left import given_back
 from fuser.frontends.left import leaves_behind
 from fuser.frontends.opened import opened
 from fuser.frontends.opened import opens
+from fuser.frontends.torch_complex import real_view
 from fuser.frontends.torch_views import seen
+from fuser.ir.program import TensorProgram
 
 Asked = tuple[Sequence[Any], Mapping[str, Any]]
 """Arguments of a call, in order and by name, as they were given."""
@@ -69,6 +73,28 @@ def as_module(called: Called, what: str, given: Sequence[Any], named: Mapping[st
     return found
 
 
+def real_parts(
+    called: Called | None, program: TensorProgram, given: Mapping[str, Any], orders: Mapping[str, Order] | None = None
+) -> Mapping[str, Any]:
+    """Tensors by name as a program has them: both parts of complex numbers. Raises :class:`UsageError` for other numbers, and
+    where ``orders`` say how all lie, for other shapes."""
+    if called is None or not called.complex:
+        return given
+    import torch
+
+    found = dict(given)
+    for name in called.complex & given.keys():
+        x, inner = given[name], program[name]
+        x = x if isinstance(x, torch.Tensor) else torch.from_dlpack(x)
+        order, dtype = (orders or {}).get(name), getattr(torch, inner.dtype).to_complex()
+        shape = tuple(inner.shape[order.index(i)] for i in range(len(order))) if order else inner.shape
+        if x.dtype != dtype or (orders is not None and tuple(x.shape) != shape[:-1]):
+            said = str(dtype).removeprefix("torch.")
+            raise UsageError(f"{name} must be {name}{list(shape[:-1])}:{said}, got {tuple(x.shape)} {x.dtype}")
+        found[name] = real_view(x)
+    return found
+
+
 def rearranged(called: Called | None, what: str, given: Sequence[Any], named: Mapping[str, Any]) -> Asked | None:
     """The arguments of a call as those of the example were given, in order or by name, without those that have their default;
     None where they are so, or where the module takes none such. Raises :class:`UsageError` for one that the example had not."""
@@ -117,19 +143,13 @@ def returned(called: Called, found: Mapping[str, Any], asked: Asked, given: Mapp
 
 def leaves_of(called: Called, found: Mapping[str, Any], given: Mapping[str, Any]) -> list[Any]:
     """The leaves of what the module returns."""
-    return [_of_parts(x) if r.complex else x for r, x in ((r, _leaf(r, found, given)) for r in called.results)]
+    return [_leaf(r, found, given) for r in called.results]
 
 
 def _leaf(result: Result, found: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
     if result.name:
-        return found[result.name]
+        return of_parts(found[result.name]) if result.complex else found[result.name]
     return _view(result, found, given) if result.base else _fixed(result.value)
-
-
-def _of_parts(x: Any) -> Any:
-    import torch
-
-    return torch.view_as_complex(x)
 
 
 def _fixed(value: Any) -> Any:

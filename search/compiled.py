@@ -19,7 +19,6 @@ from fuser.device import Device
 from fuser.errors import EnvironmentError_
 from fuser.errors import UsageError
 from fuser.files import counted
-from fuser.frontends.torch_complex import real_view
 from fuser.ir.candidate import paired
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import Array
@@ -37,6 +36,7 @@ from search.calling import Asked
 from search.calling import as_module
 from search.calling import copied_into
 from search.calling import plain
+from search.calling import real_parts
 from search.calling import rearranged
 from search.calling import returned
 from search.calling import tensors_alone
@@ -215,9 +215,7 @@ class CompiledProgram(AsFunction):
             return run(*inputs, out=out)
         if self._viewing:
             return self._with_views(inputs, named, out)
-        values = self._arguments(inputs, named)
-        if self.conversion is not None:
-            values = {n: self._narrowed(n, x) for n, x in values.items()}
+        values = {n: self._narrowed(n, x) for n, x in self._arguments(inputs, named).items()}
         if self.capture and run.device.type == "cuda":
             return self._results(self._replay(values, out), (inputs, named))
         return self._results(run.run(values, self._into(out)), (inputs, named))
@@ -231,7 +229,7 @@ class CompiledProgram(AsFunction):
         """What such a module returns; nothing runs where there are views of inputs alone."""
         assert self.called is not None
         given, run = self._given(inputs, named), self._executable
-        values = self._taken(given)
+        values = {n: self._narrowed(n, x) for n, x in self._taken(given).items()}
         if all(r.base in given or not (r.name or r.base) for r in self.called.results) and run.takes(values):
             found: Mapping[str, Any] = {}
         elif self.capture and run.device.type == "cuda":
@@ -245,10 +243,9 @@ class CompiledProgram(AsFunction):
     def _arguments(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         return self._taken(self._given(inputs, named))
 
-    def _given(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    def _given(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
         """Arguments by the program's names, with real numbers alone."""
-        found = self._as_given(inputs, named)
-        return {n: real_view(x) for n, x in found.items()} if self.called and self.called.complex else found
+        return real_parts(self.called, self.program, self._as_given(inputs, named), self.orders)
 
     def _as_given(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         if self._taker is not None and (found := self._taker(inputs, named)) is not None:
@@ -267,6 +264,8 @@ class CompiledProgram(AsFunction):
 
     def _narrowed(self, name: str, x: Any) -> Any:
         """An argument of a program that was converted: float32 is converted too."""
+        if self.conversion is None:
+            return x
         import torch
 
         wide = isinstance(x, torch.Tensor) and x.dtype is torch.float32
@@ -340,7 +339,7 @@ class CompiledProgram(AsFunction):
         :class:`fuser.runtime.capture.Captured`."""
         run = self._executable
         into = self._into(out)
-        given = {n: real_view(x) for n, x in self._named(inputs, named).items()}
+        given = real_parts(self.called, self.program, self._named(inputs, named), self.orders)
         return run.capture(self._taken(given), into and {n: into[n] for n in self.outputs})
 
     def turn(self) -> AbstractContextManager[None]:

@@ -62,6 +62,12 @@ def converted(known: Imported, dtype: str) -> Imported:
     if known.called is not None and _reads_bits(program, known.called):
         what = f"{program.name!r} reads the bits of its numbers (a view of another dtype), which a conversion changes"
         raise UsageError(what, "leave out dtype=")
+    if callee := next((n.attr["callee"] for n in program.nodes if n.op == "opaque" and _of_complex(n)), None):
+        what = f"{program.name!r} has {callee} of complex numbers, which torch has not in {dtype}"
+        raise UsageError(what, "leave out dtype=, or convert the parts of the module around it")
+    if known.called is not None and (known.called.complex or any(r.complex for r in known.called.results)):
+        what = f"{program.name!r} takes or returns complex numbers, of which torch has none in {dtype}"
+        raise UsageError(what, "leave out dtype=, or convert the parts of the module around them")
     kept = _angles(program, known.params)
     wide = {t.name for t in program.tensors if t.dtype == "float32"} - kept
     tensors = [replace(t, dtype=dtype) if t.name in wide else t for t in program.tensors]
@@ -123,6 +129,14 @@ def _beside(program: TensorProgram, node: Node, kept: Collection[str], dtype: st
 def _reads_bits(program: TensorProgram, called: Called) -> bool:
     calls = [str(call) for r in called.results for call, *_ in r.views]
     return "aten.view.dtype" in (*calls, *(dict(n.attrs).get("callee") for n in program.nodes))
+
+
+def _of_complex(node: Node) -> bool:
+    """Whether torch computes with complex numbers there, or makes them."""
+    return (
+        node.attr["callee"].startswith(("aten._fft_", "aten.fft_", "aten.stft", "aten.istft"))
+        or '"complex":' in node.attr["detail"]
+    )
 
 
 def _node(node: Node, dtype: str) -> Node:

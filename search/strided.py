@@ -12,6 +12,7 @@ from fuser.errors import UsageError
 from fuser.frontends.imported import Imported
 from fuser.frontends.imported import Order
 from fuser.frontends.imported import Result
+from fuser.frontends.torch_complex import as_complex
 from fuser.frontends.torch_views import order_of
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
@@ -50,9 +51,9 @@ def _turned_back(result: Result, orders: Mapping[str, Order], lying: Mapping[str
     base = result.name or result.base
     if base not in orders:
         return result
-    order, views = orders[base], () if result.name else result.views
+    order, views = orders[base], (as_complex(),) * result.complex if result.name else result.views
     back = (torch.ops.aten.permute.default, (tuple(order.index(i) for i in range(len(order))),), {}, None)
-    return Result(base=lying[base], views=(back, *views), complex=result.complex)
+    return Result(base=lying[base], views=(back, *views))
 
 
 def laid(values: Mapping[str, Any], orders: Mapping[str, Order], program: TensorProgram) -> dict[str, Any]:

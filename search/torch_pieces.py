@@ -16,6 +16,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
+from fuser.aten import of_parts
 from fuser.errors import first_line
 from fuser.frontends.imported import Result
 from fuser.frontends.imported import Views
@@ -307,7 +308,7 @@ def _getter(
         return lambda args, found: result.value
     k = outputs.index(result.name)
     if result.complex:
-        views = ((torch.view_as_complex, (), {}, None), *views)
+        views = ((of_parts, (), {}, None), *views)
     wanted = end.node.meta["val"]
     ours = seen(_in_order(end.base), end.views)
     if _same_strides(ours, wanted) or not _dense(wanted):

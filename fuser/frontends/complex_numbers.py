@@ -6,9 +6,9 @@ real numbers, like all others. What has no rule here is torch's to compute.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 EXPONENTS = range(1, 9)
@@ -36,16 +36,17 @@ def _parts(x: Any) -> tuple[Any, Any]:
 
 
 def _pair(real: Any, imag: Any, *operands: Any) -> Pair:
-    """Both parts in the shape of a sum of the operands; None is zero."""
+    """Both parts in the shape of a sum of the operands; None is zero. Of whole numbers they are floats."""
     import torch
 
     tensors = [p for x in operands for p in _parts(x) if isinstance(p, torch.Tensor)]
-    shape = torch.broadcast_shapes(*(x.shape for x in tensors))
+    shape, like = torch.broadcast_shapes(*(x.shape for x in tensors)), tensors[0]
+    dtype = next((x.dtype for x in tensors if x.is_floating_point()), torch.get_default_dtype())
 
     def whole(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            return x if x.shape == shape else x.expand(shape)
-        return torch.full(shape, x or 0, dtype=tensors[0].dtype, device=tensors[0].device)
+            return (x if x.is_floating_point() else x.to(dtype)).expand(shape)
+        return torch.full(shape, x or 0, dtype=dtype, device=like.device)
 
     return Pair(whole(real), whole(imag))
 
@@ -89,21 +90,23 @@ def conj(x: Pair) -> Pair:
     return Pair(x.real, -x.imag)
 
 
-def div(x: Any, y: Any) -> Pair:
+def div(x: Any, y: Any) -> Any:
     """A quotient. Both sides are first divided by the larger part of the divisor, so that no square of it overflows."""
     import torch
 
     if isinstance(y, complex):
-        return mul(x, 1 / y)
+        return mul(x, 1 / y) if y else NotImplemented
     if not isinstance(y, Pair):
         return Pair(x.real / y, x.imag / y)
     large = torch.maximum(y.real.abs(), y.imag.abs())
     c, d = y.real / large, y.imag / large
-    found, over = mul(x, Pair(c, -d)), (c * c + d * d) * large
-    return Pair(found.real / over, found.imag / over)
+    found, over, lost = mul(x, Pair(c, -d)), (c * c + d * d) * large, large == math.inf
+    a, b = _parts(x)
+    nothing = _sum(_product(a, 0), _product(b, 0))  # of what is finite
+    return Pair(*(torch.where(lost, nothing, p / over) for p in (found.real, found.imag)))
 
 
-def reciprocal(x: Pair) -> Pair:
+def reciprocal(x: Pair) -> Any:
     return div(1.0, x)
 
 
@@ -134,6 +137,8 @@ def bilinear(operator: Rule, x: Any, y: Any, *args: Any, **named: Any) -> Any:
 def with_sum(operator: Rule, given: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
     """A product with what it is added to (``addmm``)."""
     product = bilinear(operator, x, y)
+    if beta == 0:  # what is added may be anything
+        return product if alpha == 1 else mul(product, alpha)
     return add(given if beta == 1 else mul(given, beta), product if alpha == 1 else mul(product, alpha))
 
 
@@ -154,14 +159,19 @@ def with_bias(operator: Rule, x: Any, weight: Any, bias: Any = None, *args: Any,
 # functions
 
 
-def absolute(x: Pair) -> Any:
-    """The distance from zero: the larger part, by the ratio of the other to it, so that no square overflows."""
+def _by_ratio(x: Pair) -> tuple[Any, Any]:
+    """The larger part without its sign, and the ratio of the other to it."""
     import torch
 
     a, b = x.real.abs(), x.imag.abs()
     large, small = torch.maximum(a, b), torch.minimum(a, b)
-    ratio = torch.where(small == large, 1.0, small / large)  # of zeros, and of infinities, too
-    return large * torch.sqrt(1 + ratio * ratio)
+    return large, torch.where(small == large, 1.0, small / large)  # of zeros, and of infinities, too
+
+
+def absolute(x: Pair) -> Any:
+    """The distance from zero, of which no square overflows."""
+    large, ratio = _by_ratio(x)
+    return large * (1 + ratio * ratio).sqrt()
 
 
 def angle(x: Pair) -> Any:
@@ -171,11 +181,15 @@ def angle(x: Pair) -> Any:
 
 
 def exp(x: Pair) -> Pair:
-    return polar(x.real.exp(), x.imag)
+    import torch
+
+    grown = x.real.exp()
+    return Pair(grown * x.imag.cos(), torch.where(x.imag == 0, x.imag, grown * x.imag.sin()))  # infinity times zero is no number
 
 
 def log(x: Pair) -> Pair:
-    return Pair(absolute(x).log(), angle(x))
+    large, ratio = _by_ratio(x)
+    return Pair(large.log() + 0.5 * (ratio * ratio).log1p(), angle(x))
 
 
 def cos(x: Pair) -> Pair:
@@ -260,8 +274,10 @@ def converted(x: Any, *args: Any, dtype: Any = None, **_: Any) -> Any:
     if any(isinstance(a, (Pair, torch.Tensor)) for a in args):
         return NotImplemented
     dtype = next((a for a in args if isinstance(a, torch.dtype)), dtype)
-    if dtype is None or not dtype.is_complex:
-        return x if dtype is None else x.real.to(dtype)
+    if dtype is None:
+        return x
+    if not dtype.is_complex:
+        return (x.real != 0) | (x.imag != 0) if dtype == torch.bool else x.real.to(dtype)
     real = dtype.to_real()
     return Pair(x.real.to(real), x.imag.to(real)) if isinstance(x, Pair) else _pair(x.to(real), None, x.to(real))
 
@@ -286,8 +302,12 @@ def copied(into: Any, x: Any, *_: Any) -> Any:
 
     shape, (a, b) = _parts(into)[0].shape, _parts(x)
     if not isinstance(into, Pair):
-        return a.expand(shape)
-    return Pair(*(torch.zeros_like(into.real) if p is None else p.expand(shape) for p in (a, b)))
+        return a.expand(shape) if isinstance(a, torch.Tensor) else NotImplemented
+
+    def over(p: Any) -> Any:
+        return p.expand(shape) if isinstance(p, torch.Tensor) else torch.full_like(into.real, p or 0)
+
+    return Pair(over(a), over(b))
 
 
 def dropped(x: Any, p: float, train: bool) -> Any:
@@ -298,27 +318,39 @@ def dropped(x: Any, p: float, train: bool) -> Any:
 
 
 def linear(operator: Rule, *args: Any, **named: Any) -> Any:
-    """An operator that only moves numbers, or adds them: of real parts, then of imaginary ones. Real tensors and numbers among
-    what it moves have no imaginary part."""
+    """An operator that only moves numbers, or adds them: of real parts, then of imaginary ones."""
     from torch.utils._pytree import tree_map_only
 
-    if named.get("dtype") is not None or str(operator).endswith(".value"):
+    if named.get("dtype") is not None or str(operator).endswith((".value", ".reduce", ".value_reduce", ".dtype")):
         return NotImplemented
-    real, imag = (operator(*a, **n) for a, n in (tree_map_only(Pair, lambda x: x.real, (args, named)), _imaginary(args, named)))
+    parts = (lambda x: x.real, lambda x: x.imag)
+    real, imag = (operator(*a, **n) for a, n in (tree_map_only(Pair, part, (args, named)) for part in parts))
     return [Pair(r, i) for r, i in zip(real, imag, strict=True)] if isinstance(real, (tuple, list)) else Pair(real, imag)
 
 
-def _imaginary(args: Any, named: Any) -> Any:
-    """The arguments with imaginary parts; of real numbers that are joined with others, or put among them, zeros."""
-    import torch
-    from torch.utils._pytree import tree_map
+def joined(operator: Rule, tensors: Any, *args: Any, **named: Any) -> Any:
+    """Several side by side, real ones among them."""
+    return linear(operator, [_as_pair(x) for x in tensors], *args, **named)
 
-    def part(x: Any) -> Any:
-        if isinstance(x, torch.Tensor) and x.is_floating_point():
-            return torch.zeros_like(x)
-        return x.imag if isinstance(x, Pair) else x
 
-    return tree_map(part, (args, named))
+def put(place: int, operator: Rule, *args: Any, **named: Any) -> Any:
+    """Numbers, maybe real ones, among others: the argument at a place."""
+    if len(args) <= place or not isinstance(args[0], Pair):
+        return NotImplemented
+    return linear(operator, *args[:place], _as_pair(args[place]), *args[place + 1 :], **named)
+
+
+def _as_pair(x: Any) -> Pair:
+    return x if isinstance(x, Pair) else _pair(x, None, x)
+
+
+def reinterpreted(operator: Rule, x: Any, dtype: Any) -> Any:
+    """The same bytes as numbers of another dtype."""
+    if isinstance(x, Pair) and dtype == x.real.dtype:
+        return as_last(x).flatten(-2)
+    if not isinstance(x, Pair) and dtype.is_complex and dtype.to_real() == x.dtype:
+        return from_last(x.unflatten(-1, (-1, 2)))
+    return NotImplemented
 
 
 def filled(operator: Rule, x: Any, mask: Any, value: Any) -> Any:
@@ -336,55 +368,12 @@ def chosen(operator: Rule, mask: Any, x: Any, y: Any) -> Any:
     return Pair(torch.where(mask, *real), torch.where(mask, *imag))
 
 
-def padded(operator: Rule, x: Pair, pad: Any, *mode: Any, value: Any = None) -> Any:
-    c, d = _parts(0 if value is None else value)
-    plain = value is None
-    return Pair(*(operator(p, pad, *mode, **({} if plain else {"value": v or 0})) for p, v in ((x.real, c), (x.imag, d))))
+def bordered(operator: Rule, x: Pair, pad: Any, value: Any = 0) -> Any:
+    """``constant_pad_nd``."""
+    c, d = _parts(value)
+    return Pair(operator(x.real, pad, c or 0), operator(x.imag, pad, d or 0))
 
 
-MOVED = (
-    "view", "_unsafe_view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze",
-    "permute", "transpose", "t", "mT", "movedim", "moveaxis", "swapaxes", "swapdims", "flip", "roll", "rot90", "diagonal",
-    "diag_embed", "tril", "triu", "expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile", "unfold",
-    "slice", "select", "narrow", "split", "split_with_sizes", "tensor_split", "chunk", "unbind", "cat", "concat", "concatenate",
-    "stack", "hstack", "vstack", "index", "index_select", "gather", "take_along_dim", "slice_scatter", "select_scatter",
-    "index_put", "index_copy", "index_add", "scatter", "scatter_add", "fft_fftshift", "fft_ifftshift", "sum", "mean", "cumsum",
-    "diff",
-)  # fmt: skip
-"""Operators that move numbers, or add them up."""
-PRODUCTS = ("mm", "bmm", "matmul", "mv", "dot", "outer", "linalg_matmul", "kron")
-LAYERS = ("linear", "convolution", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)))
-NORMS = ("linalg_vector_norm", "norm", "frobenius_norm")
-ITSELF = ("resolve_conj", "resolve_neg", "clone", "contiguous", "alias", "detach", "lift_fresh_copy", "lift_fresh", "positive")
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(("mul", "multiply"), mul), "add": add, **dict.fromkeys(("sub", "subtract"), sub), "rsub": rsub, "neg": neg,
-    **dict.fromkeys(("div", "divide", "true_divide"), div), "reciprocal": reciprocal, "pow": power, "square": square,
-    **dict.fromkeys(("conj", "_conj", "_conj_physical", "conj_physical"), conj), **dict.fromkeys(ITSELF, same),
-    "abs": absolute, "angle": angle, "sgn": sgn, "exp": exp, "log": log, "cos": cos, "sin": sin, "cosh": cosh, "sinh": sinh,
-    "tanh": tanh, "addcmul": addcmul, "lerp": lerp, "eq": equal, "ne": lambda x, y: ~equal(x, y), "vdot": vdot,
-    "polar": polar, "complex": by_parts, "view_as_complex": from_last, "view_as_real": as_last, "_to_copy": converted,
-    "to": converted, "real": lambda x: x.real, "imag": lambda x: x.imag, "dropout": dropped, "copy": copied,
-}  # fmt: skip
-"""What operators do, by ATen's name without the overload."""
-FORMS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(MOVED, linear), **dict.fromkeys(PRODUCTS, bilinear), **dict.fromkeys(LAYERS, with_bias), "einsum": einsum,
-    **dict.fromkeys(NORMS, of_distance), "masked_fill": filled, "where": chosen, "constant_pad_nd": padded, "pad": padded,
-    **dict.fromkeys(("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"), like),
-}  # fmt: skip
-"""The same of operators that are called for the parts: with the operator itself in front."""
-SUMS = {"addmm": "mm", "baddbmm": "bmm", "addmv": "mv"}
-"""Products with a sum, and the product."""
-
-
-def rule_of(operator: Any) -> Rule | None:
-    """What an operator of ATen's does on pairs; None where there is no rule."""
-    import torch
-
-    namespace, name, *_ = str(operator).split(".")
-    if namespace != "aten":
-        return None
-    if (form := FORMS.get(name)) is not None:
-        return partial(form, operator)
-    if name in SUMS:
-        return partial(with_sum, getattr(torch.ops.aten, SUMS[name]).default)
-    return RULES.get(name)
+def padded(operator: Rule, x: Pair, pad: Any, mode: str = "constant", value: Any = None) -> Any:
+    c, d = _parts(value or 0)
+    return Pair(*(operator(p, pad, mode, v or 0 if mode == "constant" else None) for p, v in ((x.real, c), (x.imag, d))))

@@ -53,7 +53,7 @@ class Result:
     """One result of a module: an output of the program by ``name``, or a ``value`` that no tensor decides. ``base``: the module
     returns this tensor of the program, an input (itself, or ``views`` of it) or views of what it computes; the output is a copy.
     Without a name there is no such output. ``order`` is that of the dimensions of a tensor that the module computes. Of a
-    ``complex`` one the program has both parts, in a last dimension of two."""
+    ``complex`` output the program has both parts, in a last dimension of two."""
 
     name: str = ""
     value: Any = None

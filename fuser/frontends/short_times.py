@@ -80,7 +80,6 @@ def _overlapped(frames: Any, hop: int) -> Any:
     return torch.stack(found, -2).flatten(-3)[..., : (count - 1) * hop + n]
 
 
-RULES = {"stft": stft, "istft": istft}
 LEAST = 1e-11
 """Sums of squared windows below which ``torch.istft`` refuses to divide."""
 

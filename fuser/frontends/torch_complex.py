@@ -17,14 +17,17 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from fuser.aten import of_parts
 from fuser.frontends.complex_numbers import Pair
+from fuser.frontends.complex_numbers import as_last
 from fuser.frontends.complex_numbers import mul
-from fuser.frontends.complex_numbers import rule_of
+from fuser.frontends.complex_numbers import same
+from fuser.frontends.complex_rules import rule_of
+from fuser.frontends.complex_rules import takes_whole
 from fuser.frontends.composed import cut
 from fuser.frontends.composed import reshaped
 from fuser.frontends.imported import Held
 from fuser.frontends.imported import Result
-from fuser.frontends.short_times import RULES as SHORT_TIMES
 from fuser.frontends.short_times import divides
 from fuser.frontends.torch_call import arguments
 from fuser.frontends.torch_nodes import leaves
@@ -53,6 +56,13 @@ def both_of(b: Builder, real: Ref, imag: Ref) -> Ref:
     return b.op("concat", *(reshaped(b, x, (*x.shape, 1)) for x in (real, imag)), axis=len(real.shape))
 
 
+def as_complex() -> tuple[Any, ...]:
+    """The view of both parts that is the complex tensor."""
+    import torch
+
+    return torch.ops.aten.view_as_complex.default, (), {}, None
+
+
 def is_complex(x: Any) -> bool:
     import torch
 
@@ -71,16 +81,23 @@ def real_view(x: Any) -> Any:
 
 @dataclass(frozen=True)
 class Borders:
-    """A graph between real tensors, the placeholders whose tensors are seen so, and the places of such results."""
+    """A graph between real tensors, the placeholders whose tensors are seen so, the places of such results, and what these show
+    by their nodes."""
 
     graph: Any
     held: Mapping[str, Held | None]
     inputs: frozenset[str] = frozenset()
     results: frozenset[int] = frozenset()
+    shown: Mapping[Any, Any] = field(default_factory=dict)
 
     def seen(self, results: Sequence[Result]) -> tuple[Result, ...]:
         """Results of which some are complex numbers."""
-        return tuple(replace(r, complex=i in self.results and r.value is None) for i, r in enumerate(results))
+        return tuple(_complex(r) if i in self.results else r for i, r in enumerate(results))
+
+
+def _complex(result: Result) -> Result:
+    """A result of complex numbers: an output of their parts, a view, or a constant."""
+    return replace(result, complex=True) if result.value is None else replace(result, value=of_parts(result.value))
 
 
 def real_borders(module: Any, held: Mapping[str, Held | None]) -> Borders:
@@ -94,7 +111,7 @@ def real_borders(module: Any, held: Mapping[str, Held | None]) -> Borders:
     theirs = [i for i, n in enumerate(returned) if _is_complex(n)]
     if not mine and not theirs:
         return Borders(module, held)
-    graph, copies = torch.fx.Graph(), dict[Any, Any]()
+    graph, copies, wholes = torch.fx.Graph(), dict[Any, Any](), dict[Any, Any]()
     graph.graph_copy(module.graph, copies)
     last = [copies[n] for n in ends if n.op == "placeholder"]
     for node in [n for n in last if n.name in mine]:
@@ -104,11 +121,15 @@ def real_borders(module: Any, held: Mapping[str, Held | None]) -> Borders:
         whole.meta = dict(node.meta)
         node.replace_all_uses_with(whole, delete_user_cb=lambda user, whole=whole: user is not whole)
         node.meta["val"] = _fake(value, real_view)
+        wholes[node] = whole
+    copies = {n: wholes.get(copy, copy) for n, copy in copies.items()}
     found = [copies.get(n, n) if isinstance(n, torch.fx.Node) else n for n in returned]
-    found = [copy if i not in theirs else _viewed(graph, copy, returned[i]) for i, copy in enumerate(found)]
+    views = {copy: _viewed(graph, copy, returned[i]) for i, copy in enumerate(found) if i in theirs}
+    found = [views[copy] if i in theirs else copy for i, copy in enumerate(found)]
     graph.output(tuple(found)).meta = dict(ends[-1].meta)
     values = {n: replace(h, value=real_view(h.value)) if h and n in mine else h for n, h in held.items()}
-    return Borders(torch.fx.GraphModule(module, graph), values, frozenset(mine), frozenset(theirs))
+    shown = {view: copy for copy, view in views.items()}
+    return Borders(torch.fx.GraphModule(module, graph), values, frozenset(mine), frozenset(theirs), shown)
 
 
 def _viewed(graph: Any, node: Any, origin: Any) -> Any:
@@ -152,8 +173,11 @@ Inline = Callable[[Any, Sequence[Any]], Any]
 class Parts:
     """Calls of complex numbers as graphs of real ones, each traced once."""
 
+    builder: Builder
     inline: Inline
+    constant: Callable[[Any, str], Ref]
     params: Mapping[str, Any]
+    boths: dict[Complex, Ref] = field(default_factory=dict)
     traced: dict[Any, tuple[Any, Any] | None] = field(default_factory=dict)
 
     def of(self, node: Any, values: Mapping[Any, Any]) -> Any:
@@ -161,8 +185,12 @@ class Parts:
         import torch
         from torch.utils import _pytree as pytree
 
-        short = SHORT_TIMES.get(str(node.target).removeprefix("aten.").removesuffix(".default"))
-        if (rule := short or rule_of(node.target)) is None or not self._divides(node, values):
+        rule, first = rule_of(node.target), values.get(node.args[0]) if isinstance(node.args[0], torch.fx.Node) else None
+        if isinstance(first, Complex) and rule is same:
+            return first
+        if isinstance(first, Complex) and rule is as_last:
+            return self.both(first)
+        if rule is None or not self._divides(node, values):
             return None
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
         places = [i for i, v in enumerate(flat) if isinstance(v, torch.fx.Node)]
@@ -176,7 +204,21 @@ class Parts:
 
         plain = tuple(None if i in places else repr(v) for i, v in enumerate(flat))
         operands = [flat[i] for i in places]
-        return self._applied(call, (node.target, plain, spec), operands, [values[n] for n in operands], node, short is not None)
+        return self._applied(
+            call, (node.target, plain, spec), operands, [values[n] for n in operands], node, takes_whole(node.target)
+        )
+
+    def both(self, value: Complex) -> Ref:
+        """Both parts of a complex tensor as one tensor, the same each time."""
+        if value not in self.boths:
+            self.boths[value] = self.whole(value, "parts")
+        return self.boths[value]
+
+    def whole(self, value: Any, name: str) -> Ref:
+        """An operand of torch's: of complex numbers both parts."""
+        if isinstance(value, Complex):
+            return value.both or both_of(self.builder, *(self.whole(x, name) for x in (value.real, value.imag)))
+        return value if isinstance(value, Ref) else self.constant(real_view(value), name)
 
     def _divides(self, node: Any, values: Mapping[Any, Any]) -> bool:
         """Whether nothing is in the way of a transform back: torch looks at the window's values."""
@@ -229,11 +271,12 @@ def _traced(function: Callable[..., Any], fakes: Sequence[Any], at: Any, whole: 
     form: list[Any] = []
 
     def on_parts(*parts: Any) -> Any:
-        rest = iter(parts)
+        rest = iter([_as_wide(p, at.meta["val"]) for p in parts])
         found = function(*[Pair(next(rest), next(rest)) if x.is_complex() and not whole else next(rest) for x in fakes])
         if found is NotImplemented:
             raise NotImplementedError
         several = list(found) if isinstance(found, (list, tuple)) else [found]
+        several = [_like(x, y) for x, y in zip(several, at.meta["val"] if len(several) > 1 else [at.meta["val"]], strict=False)]
         pairs = [isinstance(x, Pair) for x in several]
         form[:] = [pairs if isinstance(found, (list, tuple)) else pairs[0]]
         return [p for x in several for p in ((x.real, x.imag) if isinstance(x, Pair) else (x,))]
@@ -243,11 +286,27 @@ def _traced(function: Callable[..., Any], fakes: Sequence[Any], at: Any, whole: 
         with mode or nullcontext(), torch.no_grad():
             like = [p for x in fakes for p in ([_part(x), _part(x)] if x.is_complex() and not whole else [x])]
             graph = make_fx(on_parts, pre_dispatch=True)(*like)
-    except (NotImplementedError, RuntimeError, TypeError, ValueError, AttributeError):  # what torch raises for what it lacks
+    except (NotImplementedError, RuntimeError, TypeError, ValueError, AttributeError, ArithmeticError):  # what torch lacks
         return None
     for n in graph.graph.nodes:
         n.meta.setdefault("stack_trace", at.stack_trace)
     return graph, form[0]
+
+
+def _as_wide(x: Any, result: Any) -> Any:
+    """An operand in float64 where the result is of such parts."""
+    import torch
+
+    wide = isinstance(result, torch.Tensor) and result.dtype == torch.complex128
+    return x.double() if wide and x.dtype == torch.float32 else x
+
+
+def _like(x: Any, result: Any) -> Any:
+    """A result as torch has it, in shape and dtype."""
+    if not isinstance(x, Pair):
+        return x
+    dtype, shape = result.dtype.to_real(), result.shape
+    return Pair(*(p.to(dtype).expand(shape) if (p.dtype, p.shape) != (dtype, shape) else p for p in (x.real, x.imag)))
 
 
 def _part(x: Any) -> Any:

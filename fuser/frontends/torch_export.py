@@ -46,16 +46,16 @@ from fuser.frontends.torch_call import place_of
 from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_complex import Complex
 from fuser.frontends.torch_complex import Parts
-from fuser.frontends.torch_complex import both_of
+from fuser.frontends.torch_complex import as_complex
 from fuser.frontends.torch_complex import computes
 from fuser.frontends.torch_complex import in_parts
 from fuser.frontends.torch_complex import is_complex
 from fuser.frontends.torch_complex import real_borders
-from fuser.frontends.torch_complex import real_view
 from fuser.frontends.torch_complex import unscaled
 from fuser.frontends.torch_nodes import draws
 from fuser.frontends.torch_nodes import is_empty
 from fuser.frontends.torch_nodes import leaves
+from fuser.frontends.torch_nodes import needed
 from fuser.frontends.torch_nodes import no_dense
 from fuser.frontends.torch_nodes import static
 from fuser.frontends.torch_norms import fold
@@ -154,14 +154,8 @@ class _Importer:
         self.literals: set[str] = set()
         self.by_name = _by_torch_name()
         self.inputs: list[str] = []
-        self.live, self.parts = self._live(), Parts(self._inline, self.params)
-
-    def _live(self) -> set[Any]:
-        live = {n for n in self.nodes if n.op == "output"}
-        for node in reversed(self.nodes):
-            if node in live:
-                live.update(node.all_input_nodes)
-        return live
+        self.live = needed(self.nodes)
+        self.parts = Parts(self.builder, self._inline, self._constant, self.params)
 
     def is_user(self, node: Any) -> bool:
         return self.held.get(node.name) is None
@@ -209,12 +203,14 @@ class _Importer:
 
     def _shown(self, node: Any) -> tuple[str, Views]:
         """The tensor of which the module returns views, or the input that it returns; none where that is a tensor of its own."""
-        origin, views = shown(node)
+        origin, views = shown(self.borders.shown.get(node, node))
         if origin.name in self.inputs:
             return origin.name, views
-        if not views or self.values.get(origin) is None or is_complex(self.values[origin]):
+        if not views or (value := self.values.get(origin)) is None:
             return "", ()
-        ref = self._tensor(origin, self.values[origin])
+        if is_complex(value):
+            return (self.parts.both(value).name, (as_complex(), *views)) if isinstance(value, Complex) else ("", ())
+        ref = self._tensor(origin, value)
         if ref.name in self.builder.inputs:  # what the module holds is returned as a copy
             ref = self.values[origin] = self.builder.op("reshape", ref, shape=ref.shape)
         return ref.name, views
@@ -303,7 +299,7 @@ class _Importer:
                 if draws(node, args, kwargs):
                     raise
         if value is None or (isinstance(value, Ref) and not self._sound(value, before)):
-            self.builder.undo(before)
+            self._undo(before)
             return self._left(node, args, kwargs)
         return self._shaped(value, result)
 
@@ -354,7 +350,7 @@ class _Importer:
             detail, tensors = described(args, kwargs, lambda v: "complex" if is_complex(v) else "tensor" if is_tensor(v) else "")
         except TypeError as error:
             raise self._unsupported(node, f"{node.target} with {error}") from error
-        refs = [self._whole(t, f"{node.name}.constant") for t in tensors]
+        refs = [self.parts.whole(t, f"{node.name}.constant") for t in tensors]
         callee = str(node.target)
         if draws(node, args, kwargs) or not refs or by_strides(node):
             raise self._unsupported(node, callee)
@@ -389,7 +385,7 @@ class _Importer:
         gone = {"opaque", "index", "index_put"}.intersection(ops) or sum(OPS[op].kind == "library" for op in ops) > 1
         gone = ops.count("opaque") > 1 if several else gone
         if value is None or gone or len(ops) > PIECES:
-            self.builder.undo(before)
+            self._undo(before)
             return None
         return value
 
@@ -399,11 +395,9 @@ class _Importer:
         made = self.builder.op("opaque", *refs, dtype=dtype, callee=callee, detail=detail, shape=lying, field=field)
         return made if lying == shape else in_parts(self.builder, made)
 
-    def _whole(self, value: Any, name: str) -> Ref:
-        """An operand of torch's: of complex numbers both parts."""
-        if isinstance(value, Complex):
-            return value.both or both_of(self.builder, *(self._whole(x, name) for x in (value.real, value.imag)))
-        return value if isinstance(value, Ref) else self._constant(real_view(value), name)
+    def _undo(self, before: int) -> None:
+        self.builder.undo(before)
+        self.parts.boths.clear()
 
     def _unsupported(self, node: Any, what: str) -> UnsupportedError:
         kind = RandomError if hasattr(node.target, "tags") and draws(node, node.args, node.kwargs) else UnsupportedError

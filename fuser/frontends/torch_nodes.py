@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from fuser.errors import ProgramError
@@ -21,6 +22,15 @@ def draws(node: Any, args: Any, kwargs: Any) -> bool:
         given.get(n) == 0 for n in ("dropout", "dropout_p", "p")
     )
     return not inactive
+
+
+def needed(nodes: Sequence[Any]) -> set[Any]:
+    """Nodes that decide the results."""
+    found = {n for n in nodes if n.op == "output"}
+    for node in reversed(nodes):
+        if node in found:
+            found.update(node.all_input_nodes)
+    return found
 
 
 def leaves(value: Any) -> list[Any]:

@@ -109,6 +109,7 @@ def _without_copy(base: Any, views: Views) -> Views | None:
     if _viewed(there, views) is None or (y := _viewed(here, views)) is None:
         return None
     plain = (y.shape, y.stride(), y.storage_offset(), y.dtype) == (here.shape, here.stride(), 0, here.dtype)
+    plain = plain and not (y.is_conj() or y.is_neg())
     return () if plain and base.op != "placeholder" else views
 
 

@@ -24,6 +24,7 @@ from search.buckets.places import shape_at
 from search.buckets.sizes import said
 from search.calling import as_module
 from search.calling import plain
+from search.calling import real_parts
 from search.calling import returned
 from search.calling import tensors_alone
 
@@ -125,7 +126,8 @@ class BucketedProgram(AsFunction):
             raise UsageError(f"{self.name!r} takes {', '.join(self.inputs)}, got {len(inputs) + len(named)} inputs")
         import torch
 
-        return {n: x if isinstance(x, torch.Tensor) else torch.from_dlpack(x) for n, x in found.items()}
+        found = {n: x if isinstance(x, torch.Tensor) else torch.from_dlpack(x) for n, x in found.items()}
+        return dict(real_parts(self.called, self._first.known.program, found))
 
     def sizes_of(self, given: Mapping[str, Any]) -> dict[str, int]:
         """The sizes that tensors have. Raises :class:`UsageError` where they do not fit."""

@@ -143,7 +143,7 @@ def test_parameters_and_constants_may_be_complex() -> None:
 
 def test_operators_of_others_keep_their_names() -> None:
     """A rule is for ATen's operator of a name alone."""
-    from fuser.frontends.complex_numbers import rule_of
+    from fuser.frontends.complex_rules import rule_of
 
     assert rule_of(torch.ops.aten.mul.Tensor) is not None
     assert rule_of(torch.ops.prims.mul.default) is None
