@@ -62,12 +62,12 @@ def converted(known: Imported, dtype: str) -> Imported:
     if known.called is not None and _reads_bits(program, known.called):
         what = f"{program.name!r} reads the bits of its numbers (a view of another dtype), which a conversion changes"
         raise UsageError(what, "leave out dtype=")
-    if callee := next((n.attr["callee"] for n in program.nodes if n.op == "opaque" and _of_complex(n)), None):
-        what = f"{program.name!r} has {callee} of complex numbers, which torch has not in {dtype}"
-        raise UsageError(what, "leave out dtype=, or convert the parts of the module around it")
     if known.called is not None and (known.called.complex or any(r.complex for r in known.called.results)):
         what = f"{program.name!r} takes or returns complex numbers, of which torch has none in {dtype}"
         raise UsageError(what, "leave out dtype=, or convert the parts of the module around them")
+    if callee := next((n.attr["callee"] for n in program.nodes if n.op == "opaque" and _of_complex(n)), None):
+        what = f"{program.name!r} has {callee} of complex numbers, which torch has not in {dtype}"
+        raise UsageError(what, "leave out dtype=, or convert the parts of the module around it")
     kept = _angles(program, known.params)
     wide = {t.name for t in program.tensors if t.dtype == "float32"} - kept
     tensors = [replace(t, dtype=dtype) if t.name in wide else t for t in program.tensors]

@@ -335,7 +335,9 @@ def joined(operator: Rule, tensors: Any, *args: Any, **named: Any) -> Any:
 
 def put(place: int, operator: Rule, *args: Any, **named: Any) -> Any:
     """Numbers, maybe real ones, among others: the argument at a place."""
-    if len(args) <= place or not isinstance(args[0], Pair):
+    import torch
+
+    if len(args) <= place or not isinstance(args[0], Pair) or not isinstance(args[place], (Pair, torch.Tensor)):
         return NotImplemented
     return linear(operator, *args[:place], _as_pair(args[place]), *args[place + 1 :], **named)
 

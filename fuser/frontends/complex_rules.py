@@ -16,7 +16,7 @@ MOVED = (
     "permute", "transpose", "t", "mT", "movedim", "moveaxis", "swapaxes", "swapdims", "flip", "roll", "rot90", "diagonal",
     "diag_embed", "tril", "triu", "expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave", "tile", "unfold",
     "slice", "select", "narrow", "split", "split_with_sizes", "tensor_split", "chunk", "unbind", "index", "index_select",
-    "gather", "take_along_dim", "fft_fftshift", "fft_ifftshift", "sum", "mean", "cumsum", "diff",
+    "gather", "take_along_dim", "fft_fftshift", "fft_ifftshift", "sum", "mean", "cumsum",
 )  # fmt: skip
 """Operators that move numbers, or add them up."""
 JOINED = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")

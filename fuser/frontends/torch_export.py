@@ -122,7 +122,8 @@ def from_torch(
     users = [n for n in importer.nodes if n.op == "placeholder" and importer.is_user(n)]
     names = tuple(n.name if n.name in importer.inputs else "" for n in users)
     fixed = tuple(None if n.name in importer.inputs else importer.values[n] for n in users)
-    called = Called(exported.call_spec.in_spec, returns, results, names, fixed, form, owner, importer.borders.inputs)
+    parts = importer.borders.inputs.intersection(importer.inputs)
+    called = Called(exported.call_spec.in_spec, returns, results, names, fixed, form, owner, parts)
     return replace(known, called=called)
 
 
