@@ -194,13 +194,12 @@ class PiecewiseModule(AsFunction):
                 found = self._other(*inputs, **named)
             self._proven.add(like)
             return found
-        except Exception as error:
+        except Exception:
             self._theirs[like] = None
             self._turns.pop(like, None)
-            theirs = isinstance(error, torch.OutOfMemoryError) or _of_dynamo(error)
-            if not theirs or not before.again():
+            if not before.again():
                 raise
-        return self._ours(like, inputs, named)
+        return self._ours(like, inputs, named)  # what is wrong with the inputs is wrong here as well
 
     def _ours(self, like: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """By our graphs; by the module itself where its compiler stumbles."""

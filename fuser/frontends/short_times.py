@@ -23,7 +23,7 @@ def _windowed(n: int, hop: Any, length: Any, window: Any) -> tuple[int, Any] | N
     return hop, window
 
 
-def stft(
+def stft(  # noqa: PLR0913 - torch's own
     x: Any, n_fft: int, hop_length: Any = None, win_length: Any = None, window: Any = None, normalized: bool = False,
     onesided: Any = None, return_complex: Any = None, align_to_window: Any = None,
 ) -> Any:  # fmt: skip
@@ -42,7 +42,7 @@ def stft(
     return torch.ops.aten._fft_r2c(frames, [frames.dim() - 1], int(normalized), True).transpose(-1, -2)
 
 
-def istft(
+def istft(  # noqa: PLR0913 - torch's own
     x: Any, n_fft: int, hop_length: Any = None, win_length: Any = None, window: Any = None, center: bool = True,
     normalized: bool = False, onesided: Any = None, length: Any = None, return_complex: bool = False,
 ) -> Any:  # fmt: skip

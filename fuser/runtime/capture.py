@@ -80,6 +80,10 @@ def capture_calls(calls: Sequence[Callable[[], Any]], warm: bool = False) -> Any
             _end(graph, pool)
             _forget_workspaces()
         del results
+    except Exception:
+        if torch.cuda.is_available():
+            _come_to(calls[0])
+        raise
     finally:  # a call that raises half way has begun to write
         torch.cuda.current_stream().wait_stream(side)
     return graph
@@ -97,6 +101,24 @@ def _end(graph: Any, pool: Any) -> None:
             torch._C._cuda_endAllocateToPool(device, pool)
             torch._C._cuda_releasePool(device, pool)
         raise
+
+
+def _come_to(call: Callable[[], Any]) -> None:
+    """Puts right what a capture that failed half way has left: the next call of cuSOLVER's fails as well, and torch's generator
+    takes itself to be captured still, so that nobody could draw numbers any more."""
+    import torch
+
+    with suppress(Exception):
+        call()
+        torch.cuda.synchronize()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    try:
+        stood = generator.get_state()
+        torch.rand((), device="cuda", generator=generator)
+        generator.set_state(stood)
+    except RuntimeError:
+        with suppress(RuntimeError):
+            generator.graphsafe_set_state(generator.clone_state())
 
 
 def _forget_workspaces() -> None:

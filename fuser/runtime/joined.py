@@ -33,8 +33,10 @@ from fuser.runtime.library import root_of
 from fuser.runtime.library import value_of
 from fuser.runtime.library import view
 from fuser.runtime.places import PLACED
+from fuser.runtime.places import computes_places
 from fuser.runtime.places import fill_places
 from fuser.runtime.places import memory_of
+from fuser.runtime.places import runs_on_the_host
 from fuser.runtime.places import sorts
 from fuser.runtime.places import telling
 from fuser.runtime.places import within_bounds
@@ -143,7 +145,8 @@ def joined(
                         places = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
                         given = list(within_bounds(graph, dict(zip(places, given, strict=True))).values())
                         fill_places(graph, given)
-                        made[piece.key] = build(graph, piece.run, given)
+                        if not computes_places(graph) or runs_on_the_host(graph, given):
+                            made[piece.key] = build(graph, piece.run, given)
         run = made[piece.key]
         return [] if run is None else [replace(piece, run=run)]
 

@@ -42,6 +42,68 @@ def fill_places(graph: Any, given: Sequence[Any]) -> None:
                 memory.random_(0, int(extent), generator=drawn)
 
 
+INDICES = {
+    **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add", "index_copy"), 2),
+    **dict.fromkeys(("index", "_unsafe_index", "index_put", "_unsafe_index_put", "embedding", "take"), 1),
+}
+"""Operators that read or write at places, and which of their arguments says these."""
+BOUNDED = ("topk", "sort", "argsort", "argmax", "argmin", "max.dim", "min.dim", "clamp", "remainder", "fmod", "bitwise_and")
+"""Operators whose whole numbers are within bounds whatever they are given, or brought there."""
+
+
+def computes_places(graph: Any) -> bool:
+    """Whether places in tensors are computed from numbers: of numbers that were drawn they may lie beside these."""
+    return any(_drawn(i) for node in graph.graph.nodes for i in _indices(node))
+
+
+def _indices(node: Any) -> list[Any]:
+    namespace, name, *_ = (*str(node.target).split("."), "")
+    at = INDICES.get(name.rstrip("_")) if namespace == "aten" else None
+    if at is None or len(node.args) <= at:
+        return []
+    given = node.args[at] if isinstance(node.args[at], (list, tuple)) else [node.args[at]]
+    return [
+        x
+        for x in given
+        if x is not None and hasattr(x, "op") and not str(getattr(x.meta.get("val"), "dtype", "")).endswith("bool")
+    ]
+
+
+def _drawn(node: Any) -> bool:
+    """Whether numbers of the caller's decide a node."""
+    todo, seen = [node], set[Any]()
+    while todo:
+        n = todo.pop()
+        if n in seen or str(n.target).removeprefix("aten.").startswith(BOUNDED):
+            continue
+        seen.add(n)
+        value = n.meta.get("val")
+        if n.op == "placeholder" and getattr(value, "dtype", None) is not None and value.is_floating_point():
+            return True
+        todo += n.all_input_nodes
+    return False
+
+
+def runs_on_the_host(graph: Any, given: Sequence[Any]) -> bool:
+    """Whether a graph runs on the CPU with such numbers: a place beside a tensor is an error there, and stops a GPU for the whole
+    process."""
+    import torch
+    from torch.fx.node import map_aggregate
+
+    host = torch.fx.Graph()
+    copies = dict[Any, Any]()
+    results = host.graph_copy(graph.graph, copies)
+    host.output(results)
+    for node in host.nodes:
+        node.args = map_aggregate(node.args, lambda x: torch.device("cpu") if isinstance(x, torch.device) else x)
+        node.kwargs = map_aggregate(node.kwargs, lambda x: torch.device("cpu") if isinstance(x, torch.device) else x)
+    try:
+        torch.fx.GraphModule(graph, host)(*[x.cpu() for x in given])
+    except (RuntimeError, IndexError, ValueError, NotImplementedError):
+        return False
+    return True
+
+
 def _divides_by(node: Any, user: Any) -> bool:
     """Whether an operator divides by a node: what a whole number divided by zero is says nothing."""
     return str(user.target).startswith(DIVISIONS) and len(user.args) > 1 and user.args[1] is node

@@ -56,6 +56,14 @@ def x(*shape: int, dtype: Any = torch.float32) -> Any:
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape) + 1))
 
 
+def written(a: Any, b: Any) -> Any:
+    y = torch.zeros(3, 4, dtype=torch.complex64)
+    y[:2, :2] = a[:2, :2] * 2
+    y[1:, 2:] += b
+    y.real.mul_(3)
+    return y, a.clone().mul_(1j)
+
+
 OURS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "a product": (lambda a, b: a * b, (z(3, 4), z(4))),
     "with real numbers": (lambda a, b: a * b + b - 2 * a, (z(3, 4), x(2, 1, 4))),
@@ -105,17 +113,9 @@ OURS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (z(3, 4), x(3, 4)),
     ),
     "addends that do not count": (lambda c, a: torch.addmm(c * math.nan, a, a.mT, beta=0), (z(3, 3), z(3, 4))),
-    "written to": (lambda a, b: written(a, b), (z(3, 4), x(2, 2))),
+    "written to": (written, (z(3, 4), x(2, 2))),
 }
 """Calls of which nothing is left to torch."""
-
-
-def written(a: Any, b: Any) -> Any:
-    y = torch.zeros(3, 4, dtype=torch.complex64)
-    y[:2, :2] = a[:2, :2] * 2
-    y[1:, 2:] += b
-    y.real.mul_(3)
-    return y, a.clone().mul_(1j)
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -410,3 +410,22 @@ def test_rows_that_the_compiler_makes_longer_are_copied_where_somebody_counts_on
         got = taken_beside(mine, torch.empty(mine.shape, device="meta"), (), (), 4, padded=True)
         assert got.is_contiguous()
         torch.testing.assert_close(got, mine)
+
+
+def test_places_that_are_computed_from_drawn_numbers_are_tried_on_the_host() -> None:
+    """Beside a tensor a GPU's process dies: a graph that would read there is not run to be compared."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from fuser.runtime.places import computes_places
+    from fuser.runtime.places import runs_on_the_host
+
+    def bins(x: Any, edges: Any) -> Any:
+        return edges.gather(0, (x[:, None] >= edges).sum(-1) - 1)
+
+    def sorted_(x: Any, edges: Any) -> Any:
+        return edges.gather(0, x.argsort()) + edges[(x * 9).long().clamp(0, 7)]
+
+    x, edges = torch.linspace(0.1, 0.9, 8), torch.linspace(0, 1, 8)
+    graph = make_fx(bins, tracing_mode="fake")(x, edges)
+    assert computes_places(graph) and not computes_places(make_fx(sorted_, tracing_mode="fake")(x, edges))
+    assert runs_on_the_host(graph, [x, edges]) and not runs_on_the_host(graph, [x - 1, edges])

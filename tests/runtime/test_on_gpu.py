@@ -17,6 +17,7 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import Tensor
 from fuser.ir.schedule import Schedule
 from fuser.runtime.again import AFTER
+from fuser.runtime.capture import capture_calls
 from fuser.runtime.graph_executor import Executable
 from fuser.runtime.torch_program import reference
 from fuser.superopt.structures import structures
@@ -256,3 +257,25 @@ def test_no_input_is_kept_alive() -> None:
     del values
     gc.collect()
     assert not any(r() for r in seen)
+
+
+@pytest.mark.parametrize("fails", ["a library", "numbers drawn in front of one"])
+def test_a_capture_that_fails_leaves_nothing_behind(fails: str) -> None:
+    """cuSOLVER's next call, and torch's random numbers, are as if nobody had tried."""
+    wide = torch.randn(600, 600, device="cuda")
+    symmetric = wide @ wide.T
+
+    def call() -> Any:
+        if fails == "a library":
+            return torch.linalg.eigvalsh(symmetric)
+        spectrum = torch.fft.rfft(torch.randn(20, 64, device="cuda")).mT
+        return torch.istft(spectrum, 64, window=torch.ones(64, device="cuda"))
+
+    call()
+    with pytest.raises(RuntimeError):
+        capture_calls([call], warm=True)
+    torch.manual_seed(1)
+    first = torch.rand(4, device="cuda")
+    call()
+    torch.manual_seed(1)
+    assert torch.equal(first, torch.rand(4, device="cuda"))
