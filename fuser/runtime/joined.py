@@ -36,10 +36,10 @@ from fuser.runtime.places import PLACED
 from fuser.runtime.places import computes_places
 from fuser.runtime.places import fill_places
 from fuser.runtime.places import memory_of
-from fuser.runtime.places import runs_on_the_host
 from fuser.runtime.places import sorts
 from fuser.runtime.places import telling
 from fuser.runtime.places import within_bounds
+from fuser.runtime.places import within_places
 from fuser.runtime.plan import Plan
 from fuser.runtime.torch_program import apply
 
@@ -145,8 +145,8 @@ def joined(
                         places = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
                         given = list(within_bounds(graph, dict(zip(places, given, strict=True))).values())
                         fill_places(graph, given)
-                        if not computes_places(graph) or runs_on_the_host(graph, given):
-                            made[piece.key] = build(graph, piece.run, given)
+                        if (tried := within_places(graph, given) if computes_places(graph) else given) is not None:
+                            made[piece.key] = build(graph, piece.run, tried)
         run = made[piece.key]
         return [] if run is None else [replace(piece, run=run)]
 

@@ -70,35 +70,44 @@ def _indices(node: Any) -> list[Any]:
 
 
 def _drawn(node: Any) -> bool:
-    """Whether numbers of the caller's decide a node."""
+    """Whether numbers of the caller's decide a node, other than by being places."""
     todo, seen = [node], set[Any]()
     while todo:
         n = todo.pop()
         if n in seen or str(n.target).removeprefix("aten.").startswith(BOUNDED):
             continue
         seen.add(n)
-        value = n.meta.get("val")
-        if n.op == "placeholder" and getattr(value, "dtype", None) is not None and value.is_floating_point():
+        if n.op == "placeholder" and hasattr(n.meta.get("val"), "shape") and _extent(n) is None:
             return True
         todo += n.all_input_nodes
     return False
 
 
-def runs_on_the_host(graph: Any, given: Sequence[Any]) -> bool:
-    """Whether a graph runs on the CPU with such numbers: a place beside a tensor is an error there, and stops a GPU for the whole
-    process."""
+MOST = 1 << 31
+"""Bytes of what is tried on the CPU."""
+
+
+def within_places(graph: Any, given: Sequence[Any]) -> list[Any] | None:
+    """What a graph that computes places can be run with on a GPU, where a place beside a tensor stops the whole process: on the CPU
+    that is an error. What is given, or ones for zeros among whole numbers (a count, of which the last is the place); None where
+    neither will do."""
+    if sum(x.nbytes for x in given) > MOST:
+        return None
+    ones = [x if x.is_floating_point() or x.any() else x.new_ones(x.shape) for x in given]
+    return next(([*xs] for xs in (given, ones) if _runs_on_the_host(graph, xs)), None)
+
+
+def _runs_on_the_host(graph: Any, given: Sequence[Any]) -> bool:
     import torch
     from torch.fx.node import map_aggregate
 
-    host = torch.fx.Graph()
-    copies = dict[Any, Any]()
-    results = host.graph_copy(graph.graph, copies)
-    host.output(results)
+    host, cpu = torch.fx.Graph(), torch.device("cpu")
+    host.output(host.graph_copy(graph.graph, {}))
     for node in host.nodes:
-        node.args = map_aggregate(node.args, lambda x: torch.device("cpu") if isinstance(x, torch.device) else x)
-        node.kwargs = map_aggregate(node.kwargs, lambda x: torch.device("cpu") if isinstance(x, torch.device) else x)
+        node.args = map_aggregate(node.args, lambda x: cpu if isinstance(x, torch.device) else x)
+        node.kwargs = map_aggregate(node.kwargs, lambda x: cpu if isinstance(x, torch.device) else x)
     try:
-        torch.fx.GraphModule(graph, host)(*[x.cpu() for x in given])
+        torch.fx.GraphModule(graph, host)(*[x.detach().to(cpu, copy=True) for x in given])
     except (RuntimeError, IndexError, ValueError, NotImplementedError):
         return False
     return True

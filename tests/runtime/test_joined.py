@@ -417,7 +417,7 @@ def test_places_that_are_computed_from_drawn_numbers_are_tried_on_the_host() -> 
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from fuser.runtime.places import computes_places
-    from fuser.runtime.places import runs_on_the_host
+    from fuser.runtime.places import within_places
 
     def bins(x: Any, edges: Any) -> Any:
         return edges.gather(0, (x[:, None] >= edges).sum(-1) - 1)
@@ -428,4 +428,14 @@ def test_places_that_are_computed_from_drawn_numbers_are_tried_on_the_host() -> 
     x, edges = torch.linspace(0.1, 0.9, 8), torch.linspace(0, 1, 8)
     graph = make_fx(bins, tracing_mode="fake")(x, edges)
     assert computes_places(graph) and not computes_places(make_fx(sorted_, tracing_mode="fake")(x, edges))
-    assert runs_on_the_host(graph, [x, edges]) and not runs_on_the_host(graph, [x - 1, edges])
+    assert within_places(graph, [x, edges]) and within_places(graph, [x - 1, edges]) is None
+
+    def before(i: Any, edges: Any) -> Any:
+        return edges.gather(0, i - 1)
+
+    i = torch.ones(8, dtype=torch.int64)
+    graph = make_fx(before, tracing_mode="fake")(i, edges)
+    found = within_places(graph, [i * 0, edges])
+    assert computes_places(graph) and found is not None and torch.equal(found[0], i)
+    assert within_places(graph, [i * 9, edges]) is None
+    assert not computes_places(make_fx(lambda i, edges: edges.gather(0, i), tracing_mode="fake")(i, edges))
