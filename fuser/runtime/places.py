@@ -88,9 +88,9 @@ MOST = 1 << 31
 
 
 def within_places(graph: Any, given: Sequence[Any]) -> list[Any] | None:
-    """What a graph that computes places can be run with on a GPU, where a place beside a tensor stops the whole process: on the CPU
-    that is an error. What is given, or ones for zeros among whole numbers (a count, of which the last is the place); None where
-    neither will do."""
+    """What a graph that computes places can be run with on a GPU, where a place beside a tensor stops the whole process: on the
+    CPU that is an error. What is given, or ones for zeros among whole numbers (a count, of which the last is the place); None
+    where neither will do."""
     if sum(x.nbytes for x in given) > MOST:
         return None
     ones = [x if x.is_floating_point() or x.any() else x.new_ones(x.shape) for x in given]
@@ -184,10 +184,17 @@ def within_bounds(graph: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         if node.op != "placeholder" or not isinstance(x, torch.Tensor) or x.dtype is torch.bool:
             continue
         if x.is_floating_point() or x.is_complex():
-            found[node.name] = torch.randn_like(x) if x.is_floating_point() and x.isnan().any() else x
+            found[node.name] = _drawn_like(x) if x.is_floating_point() and x.isnan().any() else x
         elif not _within(x, _extent(node)):
             found[node.name] = torch.zeros_like(x)
     return found
+
+
+def _drawn_like(x: Any) -> Any:
+    """Random numbers, none of the user's."""
+    import torch
+
+    return torch.empty_like(x).normal_(generator=torch.Generator(x.device).manual_seed(0))
 
 
 def _within(x: Any, extent: float | None) -> bool:
