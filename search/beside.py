@@ -25,6 +25,7 @@ from fuser.frontends.opened import opened
 from fuser.lower.assembler import compiler
 from fuser.lower.compile import cache_dir
 from fuser.runtime.capture import capture_calls
+from fuser.runtime.inductor import FAR
 from fuser.runtime.inductor import FEW
 from fuser.runtime.inductor import TIED
 from fuser.runtime.inductor import agree
@@ -37,6 +38,8 @@ ROUNDS, SECONDS, LEAST = 5, 0.01, 2
 """Rounds in which both take turns, how long each runs in one, and how often at least."""
 APART = 0.1
 """Relative difference of results from which one of two is wrong: networks of many layers differ by some per cent in bfloat16."""
+AS_FAR = 1.25
+"""How many times as far from torch's own operators as the compiler's results ours may be, where those are far away."""
 DOUBTED = 1.25
 """How many times as long as is wanted of it else a plan may take by its price, where it is measured beside another."""
 FAR_AHEAD = 0.4
@@ -85,10 +88,16 @@ class Beside:
 
 
 def measured(
-    ours: Callable[[], Any], theirs: Callable[[], Any], device: Any, tied: bool = False, compared: bool = True
+    ours: Callable[[], Any],
+    theirs: Callable[[], Any],
+    device: Any,
+    tied: bool = False,
+    compared: bool = True,
+    eager: Callable[[], Any] | None = None,
 ) -> Beside:
-    """Both called, compared, and timed in turn on a GPU. Of what is ``tied`` equal elements may be ordered either way. Raises
-    what theirs raises; where ours raises it is not to be taken, but for want of memory."""
+    """Both called, compared, and timed in turn on a GPU. Of what is ``tied`` equal elements may be ordered either way. Where both
+    are as far from what torch computes ``eager``-ly, rounding decides (of spikes, say), and neither is wrong. Raises what theirs
+    raises; where ours raises it is not to be taken, but for want of memory."""
     import torch
 
     from search.measure.replays import in_turn
@@ -107,12 +116,26 @@ def measured(
         except Exception:  # noqa: BLE001 - whatever it is, it does not run
             return Beside(*times({"ours": theirs, "theirs": theirs}), agree=False)
         same = not compared or agree(mine, its, TIED if tied else FEW, [True] * len(its), APART)
+        if not same and eager is not None:
+            same = _as_far(mine, its, _tensors(eager()))
         del mine, its
         graphs: dict[str, Any] = {}
         with suppress(RuntimeError):  # a library that waits for the GPU
             graphs = {name: capture_calls([call], warm=True) for name, call in (("ours", ours), ("theirs", theirs))}
         replays = times({n: graph.replay for n, graph in graphs.items()}) if graphs else (None, None)
         return Beside(*times({"ours": ours, "theirs": theirs}), *replays, agree=same)
+
+
+def _as_far(mine: Sequence[Any], its: Sequence[Any], wanted: Sequence[Any]) -> bool:
+    """Whether results of ours are about as near to what is wanted as theirs, which are no more than near."""
+    ours, theirs = (max(map(_distance, found, wanted), default=math.inf) for found in (mine, its))
+    return theirs > FAR and ours <= AS_FAR * theirs
+
+
+def _distance(x: Any, y: Any) -> float:
+    """Of a result from another, by the norm of that."""
+    found = float((x.double() - y.double()).norm() / y.double().norm().clamp(1e-30))
+    return math.inf if math.isnan(found) else found
 
 
 def most_measured(plans: Sequence[Plan]) -> int:

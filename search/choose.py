@@ -29,6 +29,7 @@ from fuser.pools import cores
 from fuser.runtime.inductor import is_tied
 from fuser.runtime.places import telling
 from fuser.runtime.places import within_bounds
+from fuser.runtime.torch_program import run_program
 from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import accepted
@@ -43,6 +44,7 @@ from search.beside import read
 from search.beside import write
 from search.buckets.bucketed import Bucket
 from search.buckets.pool import Pool
+from search.buckets.pool import placed
 from search.buckets.sizes import Buckets
 from search.buckets.sizes import all_padded
 from search.by_parts import doubt
@@ -63,6 +65,7 @@ from search.libraries import with_libraries
 from search.ranked import Ranked
 from search.ranked import Tuned
 from search.realise import Realised
+from search.strided import laid
 from search.taken import is_model
 from search.taken import made
 from search.tune import tune_fast
@@ -119,12 +122,20 @@ def _faster(found: CompiledProgram, known: Imported, spec: Device, how: How, fil
         values = _values(known, how.examples or {}, found.device)
         both = partial(found.by_name, values), partial(other.by_name, values)
         assert known.traced is not None
-        beside = measured(*both, found.device, is_tied(known.traced.graph), all(map(telling, values.values())))
+        alike = is_tied(known.traced.graph), all(map(telling, values.values()))
+        beside = measured(*both, found.device, *alike, partial(_eagerly, known, values, str(found.device)))
         if file is not None:
             write(file, beside)
         found = found if beside.ours else other
         found.beside = beside
     return found
+
+
+def _eagerly(known: Imported, values: Mapping[str, Any], device: str) -> list[Any]:
+    """The outputs by torch's own operators."""
+    params = {n: placed(x, known.program[n].dtype, device) for n, x in known.params.items()}
+    found = run_program(known.program, {**params, **laid(values, known.orders, known.program)})
+    return [found[n] for n in known.program.outputs]
 
 
 def _values(known: Imported, examples: Mapping[str, Any], device: str | None) -> dict[str, Any]:

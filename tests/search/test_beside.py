@@ -225,6 +225,18 @@ def test_of_two_orders_of_equal_numbers_either_is_right(timed: Callable[[float, 
     assert beside.measured(lambda: other, lambda: x, "cpu", tied=True).ours
 
 
+def test_where_rounding_decides_neither_is_wrong(timed: Callable[[float, float], list[str]]) -> None:
+    """Both are as far from torch's own operators; what is farther than torch's compiler is wrong."""
+    timed(1.0, 2.0)
+    eager = torch.ones(100)
+    theirs, ours, wrong = eager.clone(), eager.clone(), -eager
+    theirs[:20], ours[50:70] = 0.0, 0.0
+    assert not beside.measured(lambda: ours, lambda: theirs, "cpu").ours
+    assert beside.measured(lambda: ours, lambda: theirs, "cpu", eager=lambda: eager).ours
+    assert not beside.measured(lambda: wrong, lambda: theirs, "cpu", eager=lambda: eager).ours
+    assert not beside.measured(lambda: ours, lambda: eager, "cpu", eager=lambda: eager).ours
+
+
 def test_what_fails_to_be_measured_stays(timed: Callable[[float, float], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = Gated().eval(), torch.randn(8, 16)
     timed(3.0, 2.0)
