@@ -56,8 +56,8 @@ def compile_program(
     and dtypes of ``example_inputs`` (and ``example_kwargs``), a ``torch.export.ExportedProgram``, or what
     :func:`fuser.from_torch` returns. Parameters of a module are bound with the values that they have now: they are not arguments
     of the callable, which is called as the module is and returns what it returns. What no kernel can be made for is left to
-    torch; a module that is no program (its control flow depends on values, it writes to its buffers or inputs, it has empty or
-    complex tensors) is compiled graph by graph when it is called (:class:`search.piecewise.PiecewiseModule`), if it can run here.
+    torch; a module that is no program (its control flow depends on values, it writes to its buffers or inputs) is compiled graph
+    by graph when it is called (:class:`search.piecewise.PiecewiseModule`), if it can run here.
 
     ``target`` names the device to tune for, or its file; by default the GPU at hand. ``graph`` and ``schedule`` choose for you;
     with one of them the other is still searched. ``superoptimize``: seconds that the superoptimizer may look for structures.
