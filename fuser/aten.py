@@ -41,6 +41,8 @@ def described(args: Sequence[Any], kwargs: dict[str, Any], kind: Callable[[Any],
 def call(callee: str, detail: str, tensors: Sequence[Any], field: int = -1) -> Any:
     """Carry out a call on torch tensors; ``field`` picks one of several results. Of complex ones it is a view of both parts."""
     found = _prepared(callee, detail)(tensors)
+    if isinstance(found, (list, tuple)) and field < 0:
+        return [_in_parts(x) for x in found]
     return _in_parts(found if field < 0 else found[field])
 
 

@@ -134,7 +134,9 @@ def _reads_bits(program: TensorProgram, called: Called) -> bool:
 def _of_complex(node: Node) -> bool:
     """Whether torch computes with complex numbers there, or makes them."""
     return (
-        node.attr["callee"].startswith(("aten._fft_", "aten.fft_", "aten.stft", "aten.istft"))
+        node.attr["callee"].startswith(
+            ("aten._fft_", "aten.fft_", "aten.stft", "aten.istft", "aten.linalg_eig.", "aten.linalg_eigvals.")
+        )
         or '"complex":' in node.attr["detail"]
     )
 

@@ -70,8 +70,12 @@ def mul(x: Any, y: Any) -> Pair:
 
 
 def add(x: Any, y: Any, *, alpha: Any = 1, sign: int = 1) -> Pair:
-    (a, b), (c, d) = _parts(x), _parts(y if alpha == 1 else mul(y, alpha))
+    (a, b), (c, d) = _parts(x), _parts(_times(y, alpha))
     return _pair(_sum(a, c, sign), _sum(b, d, sign), x, y)
+
+
+def _times(x: Any, number: Any) -> Any:
+    return x if number == 1 else mul(x, number) if isinstance(x, Pair) else x * number
 
 
 def sub(x: Any, y: Any, *, alpha: Any = 1) -> Pair:
@@ -98,12 +102,16 @@ def div(x: Any, y: Any) -> Any:
         return mul(x, 1 / y) if y else NotImplemented
     if not isinstance(y, Pair):
         return Pair(x.real / y, x.imag / y)
+    x = x if isinstance(x, Pair) else _pair(x, None, y)
     large = torch.maximum(y.real.abs(), y.imag.abs())
     c, d = y.real / large, y.imag / large
-    found, over, lost = mul(x, Pair(c, -d)), (c * c + d * d) * large, large == math.inf
-    a, b = _parts(x)
-    nothing = _sum(_product(a, 0), _product(b, 0))  # of what is finite
-    return Pair(*(torch.where(lost, nothing, p / over) for p in (found.real, found.imag)))
+    found, over = mul(x, Pair(c, -d)), (c * c + d * d) * large
+
+    def whole(part: Any, quotient: Any) -> Any:
+        """With zero in the divisor infinite, with infinity zero, of what is finite."""
+        return torch.where(large == 0, part / large, torch.where(large == math.inf, part * 0, quotient))
+
+    return Pair(whole(x.real, found.real / over), whole(x.imag, found.imag / over))
 
 
 def reciprocal(x: Pair) -> Any:
@@ -137,9 +145,8 @@ def bilinear(operator: Rule, x: Any, y: Any, *args: Any, **named: Any) -> Any:
 def with_sum(operator: Rule, given: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
     """A product with what it is added to (``addmm``)."""
     product = bilinear(operator, x, y)
-    if beta == 0:  # what is added may be anything
-        return product if alpha == 1 else mul(product, alpha)
-    return add(given if beta == 1 else mul(given, beta), product if alpha == 1 else mul(product, alpha))
+    product = _times(product, alpha)
+    return product if beta == 0 else add(_times(given, beta), product)  # what is added zero times may be anything
 
 
 def einsum(operator: Rule, equation: str, tensors: Any, **named: Any) -> Any:
@@ -302,7 +309,7 @@ def copied(into: Any, x: Any, *_: Any) -> Any:
 
     shape, (a, b) = _parts(into)[0].shape, _parts(x)
     if not isinstance(into, Pair):
-        return a.expand(shape) if isinstance(a, torch.Tensor) else NotImplemented
+        return a.to(into.dtype).expand(shape) if isinstance(a, torch.Tensor) else NotImplemented
 
     def over(p: Any) -> Any:
         return p.expand(shape) if isinstance(p, torch.Tensor) else torch.full_like(into.real, p or 0)

@@ -66,7 +66,7 @@ def rule_of(operator: Any) -> Rule | None:
         return partial(form, operator)
     if name in SUMS:
         return partial(on.with_sum, getattr(torch.ops.aten, SUMS[name]).default)
-    return WHOLE.get(name) or RULES.get(name)
+    return WHOLE[name] if takes_whole(operator) else RULES.get(name)
 
 
 def takes_whole(operator: Any) -> bool:

@@ -16,7 +16,7 @@ def _windowed(n: int, hop: Any, length: Any, window: Any) -> tuple[int, Any] | N
     import torch
 
     hop, length = n // 4 if hop is None else hop, n if length is None else length
-    if hop < 1 or n // gcd(n, hop) > OVERLAPS or (window is None and length != n):
+    if hop < 1 or n // gcd(n, hop) > OVERLAPS or (length != n if window is None else window.is_complex()):
         return None
     if window is not None and length != n:
         window = torch.nn.functional.pad(window, ((n - length) // 2, n - length - (n - length) // 2))

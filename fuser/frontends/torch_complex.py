@@ -185,7 +185,7 @@ class Parts:
         import torch
         from torch.utils import _pytree as pytree
 
-        rule, first = rule_of(node.target), values.get(node.args[0]) if isinstance(node.args[0], torch.fx.Node) else None
+        rule, first = rule_of(node.target), next((values.get(a) for a in node.args[:1] if isinstance(a, torch.fx.Node)), None)
         if isinstance(first, Complex) and rule is same:
             return first
         if isinstance(first, Complex) and rule is as_last:
@@ -258,6 +258,8 @@ class Parts:
         if (found := self.traced[key]) is None:
             return None
         graph, form = found
+        for n in graph.graph.nodes:
+            n.meta["stack_trace"] = at.stack_trace
         rest = iter(self.inline(graph, [p for x in values for p in ([x] if whole else _parts(x))]))
         made = [_one(next(rest), next(rest)) if pair else next(rest) for pair in (form if isinstance(form, list) else [form])]
         return made if isinstance(form, list) else made[0]
@@ -286,10 +288,8 @@ def _traced(function: Callable[..., Any], fakes: Sequence[Any], at: Any, whole: 
         with mode or nullcontext(), torch.no_grad():
             like = [p for x in fakes for p in ([_part(x), _part(x)] if x.is_complex() and not whole else [x])]
             graph = make_fx(on_parts, pre_dispatch=True)(*like)
-    except (NotImplementedError, RuntimeError, TypeError, ValueError, AttributeError, ArithmeticError):  # what torch lacks
+    except (NotImplementedError, RuntimeError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError):
         return None
-    for n in graph.graph.nodes:
-        n.meta.setdefault("stack_trace", at.stack_trace)
     return graph, form[0]
 
 
@@ -303,10 +303,16 @@ def _as_wide(x: Any, result: Any) -> Any:
 
 def _like(x: Any, result: Any) -> Any:
     """A result as torch has it, in shape and dtype."""
-    if not isinstance(x, Pair):
+    import torch
+
+    if not isinstance(x, (Pair, torch.Tensor)) or not isinstance(result, torch.Tensor):
         return x
     dtype, shape = result.dtype.to_real(), result.shape
-    return Pair(*(p.to(dtype).expand(shape) if (p.dtype, p.shape) != (dtype, shape) else p for p in (x.real, x.imag)))
+
+    def alike(p: Any) -> Any:
+        return p if p.is_complex() or (p.dtype, p.shape) == (dtype, shape) else p.to(dtype).expand(shape)
+
+    return Pair(alike(x.real), alike(x.imag)) if isinstance(x, Pair) else alike(x)
 
 
 def _part(x: Any) -> Any:

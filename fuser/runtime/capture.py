@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
+from contextlib import contextmanager
 from contextlib import suppress
 from typing import Any
 
@@ -70,23 +72,53 @@ def capture_calls(calls: Sequence[Callable[[], Any]], warm: bool = False) -> Any
                 calls[0]()
             side.synchronize()
             _forget_workspaces()
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                results = [call() for call in calls]
-            except BaseException:
-                with suppress(RuntimeError):  # what was raised first says more
-                    _end(graph, pool)
-                raise
-            _end(graph, pool)
+            with _nothing_left(calls[0]):
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    results = [call() for call in calls]
+                except BaseException:
+                    with suppress(RuntimeError):  # what was raised first says more
+                        _end(graph, pool)
+                    raise
+                _end(graph, pool)
             _forget_workspaces()
         del results
-    except Exception:
-        if torch.cuda.is_available():
-            _come_to(calls[0])
-        raise
     finally:  # a call that raises half way has begun to write
         torch.cuda.current_stream().wait_stream(side)
     return graph
+
+
+@contextmanager
+def _nothing_left(call: Callable[[], Any]) -> Iterator[None]:
+    """Puts right what a capture leaves that fails half way: the next call of cuSOLVER's fails as well, and torch's generator
+    takes itself to be captured still, so that nobody could draw numbers any more. Those to come are what they would have been."""
+    import torch
+
+    generators = torch.cuda.default_generators
+    generator = generators[torch.cuda.current_device()] if generators else None  # none where torch is the CPU's
+    stood = None if generator is None else generator.get_state()
+    try:
+        yield
+    except Exception:
+        if generator is not None:
+            with suppress(Exception):
+                call()
+                torch.cuda.current_stream().synchronize()
+            _free(generator, stood)
+        raise
+
+
+def _free(generator: Any, state: Any) -> None:
+    """A generator that draws, and stands where it stood."""
+    import torch
+
+    try:
+        torch.rand((), device=generator.device, generator=generator)
+    except RuntimeError as error:
+        if "capture" in str(error):  # a state of its own, which no graph holds
+            generator.graphsafe_set_state(generator.clone_state())
+    with suppress(RuntimeError):
+        generator.set_state(state)
 
 
 def _end(graph: Any, pool: Any) -> None:
@@ -101,24 +133,6 @@ def _end(graph: Any, pool: Any) -> None:
             torch._C._cuda_endAllocateToPool(device, pool)
             torch._C._cuda_releasePool(device, pool)
         raise
-
-
-def _come_to(call: Callable[[], Any]) -> None:
-    """Puts right what a capture that failed half way has left: the next call of cuSOLVER's fails as well, and torch's generator
-    takes itself to be captured still, so that nobody could draw numbers any more."""
-    import torch
-
-    with suppress(Exception):
-        call()
-        torch.cuda.synchronize()
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    try:
-        stood = generator.get_state()
-        torch.rand((), device="cuda", generator=generator)
-        generator.set_state(stood)
-    except RuntimeError:
-        with suppress(RuntimeError):
-            generator.graphsafe_set_state(generator.clone_state())
 
 
 def _forget_workspaces() -> None:

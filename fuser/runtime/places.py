@@ -44,11 +44,17 @@ def fill_places(graph: Any, given: Sequence[Any]) -> None:
 
 INDICES = {
     **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add", "index_copy"), 2),
-    **dict.fromkeys(("index", "_unsafe_index", "index_put", "_unsafe_index_put", "embedding", "take"), 1),
+    **dict.fromkeys(("index_fill", "index_reduce"), 2),
+    **dict.fromkeys(("index", "_unsafe_index", "index_put", "_unsafe_index_put", "_index_put_impl", "take", "put"), 1),
+    **dict.fromkeys(("embedding", "_embedding_bag", "_embedding_bag_forward_only", "nll_loss_forward", "nll_loss2d_forward"), 1),
 }
 """Operators that read or write at places, and which of their arguments says these."""
-BOUNDED = ("topk", "sort", "argsort", "argmax", "argmin", "max.dim", "min.dim", "clamp", "remainder", "fmod", "bitwise_and")
-"""Operators whose whole numbers are within bounds whatever they are given, or brought there."""
+BOUNDED = ("argsort", "argmax", "argmin", "remainder", "fmod", "bitwise_and")
+"""Operators whose whole numbers are within bounds whatever they are given."""
+BESIDE = ("topk", "sort", "max", "min", "kthvalue", "mode", "median")
+"""Those of which the second result is such."""
+MOST = 1 << 30
+"""Bytes of what is computed on the CPU."""
 
 
 def computes_places(graph: Any) -> bool:
@@ -56,58 +62,90 @@ def computes_places(graph: Any) -> bool:
     return any(_drawn(i) for node in graph.graph.nodes for i in _indices(node))
 
 
-def _indices(node: Any) -> list[Any]:
+def _name(node: Any) -> str:
+    """Of an operator of ATen's, without its overload."""
     namespace, name, *_ = (*str(node.target).split("."), "")
-    at = INDICES.get(name.rstrip("_")) if namespace == "aten" else None
+    return name.rstrip("_") if namespace == "aten" else ""
+
+
+def _indices(node: Any) -> list[Any]:
+    at = INDICES.get(_name(node))
     if at is None or len(node.args) <= at:
         return []
     given = node.args[at] if isinstance(node.args[at], (list, tuple)) else [node.args[at]]
-    return [
-        x
-        for x in given
-        if x is not None and hasattr(x, "op") and not str(getattr(x.meta.get("val"), "dtype", "")).endswith("bool")
-    ]
+    return [x for x in given if hasattr(x, "op") and not str(getattr(x.meta.get("val"), "dtype", "")).endswith("bool")]
 
 
-def _drawn(node: Any) -> bool:
-    """Whether numbers of the caller's decide a node, other than by being places."""
-    todo, seen = [node], set[Any]()
+def _drawn(index: Any) -> bool:
+    """Whether numbers of the caller's decide an index, other than by being places."""
+    while str(index.target).startswith(VIEWED):
+        index = index.args[0]
+    if _bounded(index):
+        return False
+    todo, seen = [index], set[Any]()
     while todo:
         n = todo.pop()
-        if n in seen or str(n.target).removeprefix("aten.").startswith(BOUNDED):
-            continue
-        seen.add(n)
         if n.op == "placeholder" and hasattr(n.meta.get("val"), "shape") and _extent(n) is None:
             return True
-        todo += n.all_input_nodes
+        todo += [x for x in n.all_input_nodes if x not in seen]
+        seen.update(todo)
     return False
 
 
-MOST = 1 << 31
-"""Bytes of what is tried on the CPU."""
+def _bounded(node: Any) -> bool:
+    if node.target is operator.getitem:
+        return node.args[1] == 1 and _name(node.args[0]) in BESIDE
+    both = [*node.args[1:3], *node.kwargs.values()]
+    return _name(node) in BOUNDED or (_name(node) == "clamp" and len([x for x in both if x is not None]) == 2)
 
 
 def within_places(graph: Any, given: Sequence[Any]) -> list[Any] | None:
     """What a graph that computes places can be run with on a GPU, where a place beside a tensor stops the whole process: on the
     CPU that is an error. What is given, or ones for zeros among whole numbers (a count, of which the last is the place); None
-    where neither will do."""
-    if sum(x.nbytes for x in given) > MOST:
+    where neither will do, or too much would have to be computed."""
+    import torch
+
+    host = _of_places(graph)
+    if host is None:
         return None
-    ones = [x if x.is_floating_point() or x.any() else x.new_ones(x.shape) for x in given]
-    return next(([*xs] for xs in (given, ones) if _runs_on_the_host(graph, xs)), None)
+    whole = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+    ones = [x.new_ones(x.shape) if x.dtype in whole and not x.any() else x for x in given]
+    return next(([*xs] for xs in (given, ones) if _runs(host, xs)), None)
 
 
-def _runs_on_the_host(graph: Any, given: Sequence[Any]) -> bool:
+def _of_places(graph: Any) -> Any | None:
+    """The part of a graph that reads, or writes, at places, and what these are computed of, on the CPU; None where that is too
+    much."""
     import torch
     from torch.fx.node import map_aggregate
+    from torch.utils._pytree import tree_leaves
 
-    host, cpu = torch.fx.Graph(), torch.device("cpu")
-    host.output(host.graph_copy(graph.graph, {}))
+    host, copies, cpu = torch.fx.Graph(), dict[Any, Any](), torch.device("cpu")
+    host.graph_copy(graph.graph, copies)
+    end = host.output(tuple(copies[n] for n in graph.graph.nodes if _indices(n)))
+    read = {end}
+    for node in reversed([*host.nodes]):
+        if node in read:
+            read.update(node.all_input_nodes)
+        elif node.op != "placeholder":  # writes to what is given, too
+            host.erase_node(node)
+    values = [x for n in host.nodes for x in tree_leaves(n.meta.get("val")) if isinstance(x, torch.Tensor)]
+    if sum(x.numel() * x.element_size() for x in values) > MOST:
+        return None
     for node in host.nodes:
         node.args = map_aggregate(node.args, lambda x: cpu if isinstance(x, torch.device) else x)
         node.kwargs = map_aggregate(node.kwargs, lambda x: cpu if isinstance(x, torch.device) else x)
+    found = torch.fx.GraphModule(graph, host)
+    for node in host.nodes:
+        held: Any = getattr(found, node.target, None) if node.op == "get_attr" else None
+        if isinstance(held, torch.Tensor):
+            setattr(found, node.target, held.detach().to(cpu))
+    return found
+
+
+def _runs(host: Any, given: Sequence[Any]) -> bool:
     try:
-        torch.fx.GraphModule(graph, host)(*[x.detach().to(cpu, copy=True) for x in given])
+        host(*[x.detach().to("cpu", copy=True) for x in given])
     except (RuntimeError, IndexError, ValueError, NotImplementedError):
         return False
     return True

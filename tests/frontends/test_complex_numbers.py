@@ -112,6 +112,7 @@ OURS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda a, b: ((a * 2).view(torch.float32) * 3, (b + 1).view(torch.complex64), a.to(torch.bool)),
         (z(3, 4), x(3, 4)),
     ),
+    "numbers with factors": (lambda a: (torch.sub(a, 2, alpha=3), torch.add(a, 1j, alpha=2)), (z(3, 4),)),
     "addends that do not count": (lambda c, a: torch.addmm(c * math.nan, a, a.mT, beta=0), (z(3, 3), z(3, 4))),
     "written to": (written, (z(3, 4), x(2, 2))),
 }
@@ -134,6 +135,11 @@ def test_transforms_are_torchs_and_what_norms_them_is_ours(norm: str) -> None:
 
     theirs = agrees(function, x(2, 4, 6), z(4, 4))
     assert sorted(theirs) == [f"aten._fft_{kind}.default" for kind in ("c2c", "c2r", "r2c")]
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values:UserWarning")
+def test_numbers_that_are_written_over_real_ones_become_such() -> None:
+    agrees(lambda a, b: ((b * 3).int().copy_(a * 3) // 2, b.clone().copy_(a.to(torch.complex128))), z(3, 4), x(3, 4))
 
 
 def test_what_has_no_rule_is_torchs_on_views_of_both_parts() -> None:

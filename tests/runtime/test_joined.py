@@ -439,3 +439,22 @@ def test_places_that_are_computed_from_drawn_numbers_are_tried_on_the_host() -> 
     assert computes_places(graph) and found is not None and torch.equal(found[0], i)
     assert within_places(graph, [i * 9, edges]) is None
     assert not computes_places(make_fx(lambda i, edges: edges.gather(0, i), tracing_mode="fake")(i, edges))
+
+
+HALF_BOUND = (
+    lambda x: (x * 9).long().clamp(min=0),
+    lambda x: x.sort()[0].long(),
+    lambda x: x.topk(8)[0].long(),
+    lambda x: x.argsort() * 2,
+    lambda x: (x * 9).long() % 8 + 1,
+)
+
+
+@pytest.mark.parametrize("place", HALF_BOUND)
+def test_half_a_bound_is_none(place: Any) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from fuser.runtime.places import computes_places
+
+    for reads in (lambda x, edges: edges.gather(0, place(x)), lambda x, edges: edges.index_fill(0, place(x), 1.0)):
+        assert computes_places(make_fx(reads, tracing_mode="fake")(torch.rand(8), torch.rand(8)))

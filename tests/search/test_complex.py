@@ -77,14 +77,31 @@ def test_conjugates_that_are_returned_stay_conjugates() -> None:
         def forward(self, a: Any) -> Any:
             b = a * 1j
             c = b.conj()
-            return c, c + 1, b.real, a.mT
+            return c, c + 1, b.real, a.mT, b
 
     torch._dynamo.reset()
     module, a = Turned().eval(), torch.randn(3, 3, dtype=torch.complex64)
     for run in (fuser.compile(module, (a,), device="cpu"), torch.compile(module, backend="mufuser", options={"device": "cpu"})):
-        torch.testing.assert_close(run(a), module(a))
+        found = run(a)
+        torch.testing.assert_close(found, module(a))
+        assert found[0].is_conj()
+        assert found[0].untyped_storage().data_ptr() == found[2].untyped_storage().data_ptr()
     kept = fuser.compile(module, (a,), device="cpu")(a)
     assert kept[3].data_ptr() == a.data_ptr()
+
+
+def test_of_several_results_of_torchs_each_is_whole() -> None:
+    class Solved(torch.nn.Module):
+        def forward(self, a: Any) -> Any:
+            sign, size = torch.linalg.slogdet(a)
+            q, r = torch.linalg.qr(a)
+            values, vectors = torch.linalg.eig(a.real)
+            return sign * 2, size + 1, q @ r, (vectors @ torch.diag(values.exp()) @ torch.linalg.inv(vectors)).real
+
+    torch._dynamo.reset()
+    module, a = Solved().eval(), torch.randn(4, 4, dtype=torch.complex64)
+    for run in (fuser.compile(module, (a,), device="cpu"), torch.compile(module, backend="mufuser", options={"device": "cpu"})):
+        torch.testing.assert_close(run(a), module(a), rtol=1e-4, atol=1e-4)
 
 
 def test_sizes_in_buckets() -> None:
