@@ -42,11 +42,12 @@ def call(callee: str, detail: str, tensors: Sequence[Any], field: int = -1) -> A
     """Carry out a call on torch tensors; ``field`` picks one of several results. Of complex ones it is a view of both parts."""
     found = _prepared(callee, detail)(tensors)
     if isinstance(found, (list, tuple)) and field < 0:
-        return [_in_parts(x) for x in found]
-    return _in_parts(found if field < 0 else found[field])
+        return [real_view(x) for x in found]
+    return real_view(found if field < 0 else found[field])
 
 
-def _in_parts(x: Any) -> Any:
+def real_view(x: Any) -> Any:
+    """A complex tensor with a last dimension of both parts; others as they are, without a lazy sign."""
     import torch
 
     if not isinstance(x, torch.Tensor) or not (x.is_complex() or x.is_neg()):
@@ -61,6 +62,16 @@ def of_parts(x: Any) -> Any:
 
     even = x.stride(-1) == 1 and all(s % 2 == 0 for s in x.stride()[:-1]) and x.storage_offset() % 2 == 0
     return torch.view_as_complex(x if even else x.contiguous())
+
+
+def moved_to(graph: Any, device: Any) -> None:
+    """Lets a graph of torch's operators make on a device what it makes on another."""
+    import torch
+    from torch.fx.node import map_aggregate
+
+    for node in graph.nodes:
+        node.args = map_aggregate(node.args, lambda x: device if isinstance(x, torch.device) else x)
+        node.kwargs = map_aggregate(node.kwargs, lambda x: device if isinstance(x, torch.device) else x)
 
 
 def operator(callee: str) -> Any:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fuser.aten import of_parts
+from fuser.aten import real_view
 from fuser.errors import UsageError
 from fuser.frontends.imported import Called
 from fuser.frontends.imported import Order
@@ -16,7 +17,6 @@ from fuser.frontends.left import given_back
 from fuser.frontends.left import leaves_behind
 from fuser.frontends.opened import opened
 from fuser.frontends.opened import opens
-from fuser.frontends.torch_complex import real_view
 from fuser.frontends.torch_views import seen
 from fuser.ir.program import TensorProgram
 

@@ -206,7 +206,7 @@ def _converted(known: Imported, given: Sequence[Any], dtype: str, options: Mappi
 
 def _examples(program: Any, known: Imported, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
     """The tensors among the example inputs, in the order of the program's."""
-    from fuser.frontends.torch_complex import real_view
+    from fuser.aten import real_view
 
     if known.called is None:
         raise UsageError(

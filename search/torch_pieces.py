@@ -17,11 +17,11 @@ from operator import itemgetter
 from typing import Any
 
 from fuser.aten import of_parts
+from fuser.aten import real_view
 from fuser.errors import first_line
 from fuser.frontends.imported import Result
 from fuser.frontends.imported import Views
 from fuser.frontends.torch_complex import is_complex
-from fuser.frontends.torch_complex import real_view
 from fuser.frontends.torch_export import from_graph
 from fuser.frontends.torch_nodes import draws
 from fuser.frontends.torch_views import seen

@@ -144,8 +144,7 @@ def bilinear(operator: Rule, x: Any, y: Any, *args: Any, **named: Any) -> Any:
 
 def with_sum(operator: Rule, given: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Pair:
     """A product with what it is added to (``addmm``)."""
-    product = bilinear(operator, x, y)
-    product = _times(product, alpha)
+    product = _times(bilinear(operator, x, y), alpha)
     return product if beta == 0 else add(_times(given, beta), product)  # what is added zero times may be anything
 
 
@@ -368,7 +367,7 @@ def filled(operator: Rule, x: Any, mask: Any, value: Any) -> Any:
     return Pair(operator(x.real, mask, 0 if c is None else c), operator(x.imag, mask, 0 if d is None else d))
 
 
-def chosen(operator: Rule, mask: Any, x: Any, y: Any) -> Any:
+def chosen(mask: Any, x: Any, y: Any) -> Any:
     """``where``."""
     import torch
 

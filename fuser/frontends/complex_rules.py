@@ -37,13 +37,13 @@ RULES: dict[str, Rule] = {
     "abs": on.absolute, "pow": on.power, "addcmul": on.addcmul, "lerp": on.lerp, "vdot": on.vdot, "eq": on.equal,
     "ne": lambda x, y: ~on.equal(x, y), "polar": on.polar, "complex": on.by_parts, "view_as_complex": on.from_last,
     "view_as_real": on.as_last, "real": lambda x: x.real, "imag": lambda x: x.imag, "_to_copy": on.converted,
-    "to": on.converted, "dropout": on.dropped, "copy": on.copied, "fill": on.copied,
+    "to": on.converted, "dropout": on.dropped, "where": on.chosen, "copy": on.copied, "fill": on.copied,
 }  # fmt: skip
 """What operators do, by ATen's name without the overload."""
 FORMS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(MOVED, on.linear), **dict.fromkeys(JOINED, on.joined), **{n: partial(on.put, at) for n, at in PUT.items()},
     **dict.fromkeys(PRODUCTS, on.bilinear), **dict.fromkeys(LAYERS, on.with_bias), "einsum": on.einsum,
-    **dict.fromkeys(NORMS, on.of_distance), **dict.fromkeys(FILLED, on.like), "masked_fill": on.filled, "where": on.chosen,
+    **dict.fromkeys(NORMS, on.of_distance), **dict.fromkeys(FILLED, on.like), "masked_fill": on.filled,
     "constant_pad_nd": on.bordered, "pad": on.padded,
 }  # fmt: skip
 """The same of operators that are called for the parts: with the operator itself in front."""

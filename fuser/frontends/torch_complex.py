@@ -18,6 +18,7 @@ from math import prod
 from typing import Any
 
 from fuser.aten import of_parts
+from fuser.aten import real_view
 from fuser.frontends.complex_numbers import Pair
 from fuser.frontends.complex_numbers import as_last
 from fuser.frontends.complex_numbers import mul
@@ -30,6 +31,7 @@ from fuser.frontends.imported import Held
 from fuser.frontends.imported import Result
 from fuser.frontends.short_times import divides
 from fuser.frontends.torch_call import arguments
+from fuser.frontends.torch_nodes import as_function
 from fuser.frontends.torch_nodes import leaves
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
@@ -67,13 +69,6 @@ def is_complex(x: Any) -> bool:
     import torch
 
     return isinstance(x, Complex) or (isinstance(x, torch.Tensor) and x.is_complex())
-
-
-def real_view(x: Any) -> Any:
-    """A complex tensor with a last dimension of its two parts; others as they are."""
-    import torch
-
-    return torch.view_as_real(x.resolve_conj()) if isinstance(x, torch.Tensor) and x.is_complex() else x
 
 
 # what a graph is given, and what it returns
@@ -183,7 +178,6 @@ class Parts:
     def of(self, node: Any, values: Mapping[Any, Any]) -> Any:
         """What a rule makes of a call, with ``values`` of its operands; None where there is none."""
         import torch
-        from torch.utils import _pytree as pytree
 
         rule, first = rule_of(node.target), next((values.get(a) for a in node.args[:1] if isinstance(a, torch.fx.Node)), None)
         if isinstance(first, Complex) and rule is same:
@@ -192,21 +186,9 @@ class Parts:
             return self.both(first)
         if rule is None or not self._divides(node, values):
             return None
-        flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-        places = [i for i, v in enumerate(flat) if isinstance(v, torch.fx.Node)]
-
-        def call(*operands: Any) -> Any:
-            given = list(flat)
-            for i, x in zip(places, operands, strict=True):
-                given[i] = x
-            args, kwargs = pytree.tree_unflatten(given, spec)
-            return rule(*args, **kwargs)
-
-        plain = tuple(None if i in places else repr(v) for i, v in enumerate(flat))
-        operands = [flat[i] for i in places]
-        return self._applied(
-            call, (node.target, plain, spec), operands, [values[n] for n in operands], node, takes_whole(node.target)
-        )
+        call, operands = as_function(node, rule)
+        plain = str(torch.fx.map_arg((node.args, node.kwargs), lambda _: ...))
+        return self._applied(call, (node.target, plain), operands, [values[n] for n in operands], node, takes_whole(node.target))
 
     def both(self, value: Complex) -> Ref:
         """Both parts of a complex tensor as one tensor, the same each time."""

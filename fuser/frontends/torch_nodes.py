@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,24 @@ def draws(node: Any, args: Any, kwargs: Any) -> bool:
         given.get(n) == 0 for n in ("dropout", "dropout_p", "p")
     )
     return not inactive
+
+
+def as_function(node: Any, call: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
+    """A call with the arguments of a node, as a function of those among them that are nodes, in order; and these."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    flat, spec = pytree.tree_flatten((node.args, node.kwargs))
+    places = [i for i, v in enumerate(flat) if isinstance(v, torch.fx.Node)]
+
+    def function(*operands: Any) -> Any:
+        given = list(flat)
+        for i, x in zip(places, operands, strict=True):
+            given[i] = x
+        args, kwargs = pytree.tree_unflatten(given, spec)
+        return call(*args, **kwargs)
+
+    return function, [flat[i] for i in places]
 
 
 def needed(nodes: Sequence[Any]) -> set[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fuser.errors import UnsupportedError
+from fuser.frontends.torch_nodes import as_function
 from fuser.frontends.torch_rules import IDENTITY
 from fuser.runtime.recurrent import network
 
@@ -94,7 +95,6 @@ def pieces(node: Any, most: int) -> Any:
     import torch
     from torch._decomp import decomposition_table
     from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.utils import _pytree as pytree
 
     target = node.target
     if _steps(node) > most:
@@ -102,19 +102,10 @@ def pieces(node: Any, most: int) -> Any:
     table = {target: made} if (made := decomposition_table.get(target)) else {}
     if not table and not target._can_decompose():
         return None
-    flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-    places = [i for i, v in enumerate(flat) if isinstance(v, torch.fx.Node)]
-    known = [flat[i].meta.get("val") for i in places]
+    call, operands = as_function(node, target)
+    known = [x.meta.get("val") for x in operands]
     if not all(isinstance(v, torch._subclasses.FakeTensor) for v in known):
         return None
-
-    def call(*tensors: Any) -> Any:
-        given = list(flat)
-        for i, t in zip(places, tensors, strict=True):
-            given[i] = t
-        args, kwargs = pytree.tree_unflatten(given, spec)
-        return target(*args, **kwargs)
-
     try:
         with known[0].fake_mode, torch.no_grad():
             found = make_fx(call, decomposition_table=table)(*known)

@@ -13,6 +13,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Any
 
+from fuser.aten import moved_to
 from fuser.ir.builder import Ref
 from fuser.ir.program import TensorProgram
 
@@ -42,7 +43,6 @@ class Traced:
     def function(self, reads: Sequence[str], makes: Sequence[str], device: Any) -> Callable[..., tuple[Any, ...]] | None:
         """The graph as a function of tensors of the program, which gives others; None where it has no such."""
         import torch
-        from torch.fx.node import map_aggregate
 
         own = [self.turned.get(n, (n, ())) for n in makes]
         if any(n not in self.ends or self.ends[n].op == "placeholder" for n, _ in own):
@@ -53,9 +53,7 @@ class Traced:
         for node in reversed(graph.nodes):
             if node.op == "call_function" and not node.users:  # assertions, too
                 graph.erase_node(node)
-        for node in graph.nodes:  # what a trace on another device makes there
-            node.args = map_aggregate(node.args, lambda x: device if isinstance(x, torch.device) else x)
-            node.kwargs = map_aggregate(node.kwargs, lambda x: device if isinstance(x, torch.device) else x)
+        moved_to(graph, device)
         wanted = [n.name for n, copy in copies.items() if n.op == "placeholder" and copy.users]
         if not {self.places[n] for n in wanted if n in self.places} <= set(reads):
             return None

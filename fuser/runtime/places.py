@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from fuser.aten import moved_to
+
 PLACED = ("copy", "clone", "view", "slice", "select", "permute", "squeeze", "expand", "alias")
 """Operators that only say where elements are."""
 INDIFFERENT = "aten.eq.", "aten.ne.", "aten.lt.", "aten.le.", "aten.gt.", "aten.ge.", "aten.remainder.Scalar"
@@ -117,7 +119,6 @@ def _of_places(graph: Any) -> Any | None:
     """The part of a graph that reads, or writes, at places, and what these are computed of, on the CPU; None where that is too
     much."""
     import torch
-    from torch.fx.node import map_aggregate
     from torch.utils._pytree import tree_leaves
 
     host, copies, cpu = torch.fx.Graph(), dict[Any, Any](), torch.device("cpu")
@@ -132,9 +133,7 @@ def _of_places(graph: Any) -> Any | None:
     values = [x for n in host.nodes for x in tree_leaves(n.meta.get("val")) if isinstance(x, torch.Tensor)]
     if sum(x.numel() * x.element_size() for x in values) > MOST:
         return None
-    for node in host.nodes:
-        node.args = map_aggregate(node.args, lambda x: cpu if isinstance(x, torch.device) else x)
-        node.kwargs = map_aggregate(node.kwargs, lambda x: cpu if isinstance(x, torch.device) else x)
+    moved_to(host, cpu)
     found = torch.fx.GraphModule(graph, host)
     for node in host.nodes:
         held: Any = getattr(found, node.target, None) if node.op == "get_attr" else None

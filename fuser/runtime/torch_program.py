@@ -106,15 +106,16 @@ def run_steps(todo: tuple[Step, ...], values: dict[str, Any], attention: Attenti
     return values
 
 
-def run_program(program: TensorProgram, inputs: Mapping[str, Any], attention: Attention = explicit_attention) -> dict[str, Any]:
-    """The program operator by operator on torch tensors, in the dtype of ``inputs``; returns the outputs by name."""
-    values = run_steps(steps(program), {n: inputs[n] for n in program.inputs}, attention)
+def run_program(
+    program: TensorProgram, inputs: Mapping[str, Any], attention: Attention = explicit_attention, *, wide: bool = False
+) -> dict[str, Any]:
+    """The program operator by operator on torch tensors, in the dtype of ``inputs``; returns the outputs by name. ``wide`` as of
+    :func:`steps`."""
+    values = run_steps(steps(program, wide=wide), {n: inputs[n] for n in program.inputs}, attention)
     return {n: values[n] for n in program.outputs}
 
 
 def reference(program: TensorProgram, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The outputs in float64 from the values of ``inputs``."""
     doubles = {n: x.double() if x.is_floating_point() else x for n, x in inputs.items()}
-    todo, named = steps(program, wide=True), {n: doubles[n] for n in program.inputs}
-    values = run_steps(todo, named, functools.partial(explicit_attention, keep_nan=True))
-    return {n: values[n] for n in program.outputs}
+    return run_program(program, doubles, functools.partial(explicit_attention, keep_nan=True), wide=True)
