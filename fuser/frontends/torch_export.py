@@ -20,6 +20,7 @@ from typing import Any
 
 from fuser.aten import call as run_aten
 from fuser.aten import described
+from fuser.aten import of_parts
 from fuser.errors import ProgramError
 from fuser.errors import RandomError
 from fuser.errors import UnsupportedError
@@ -283,6 +284,7 @@ class _Importer:
         return self._real(node, args, kwargs)
 
     def _real(self, node: Any, args: Any, kwargs: Any) -> Any:
+        """An operator on real numbers: by a rule, the table, or torch's."""
         aten = str(node.target).removeprefix("aten.").removesuffix(".default")
         result = node.meta.get("val")
         if aten in IDENTITY:
@@ -358,7 +360,9 @@ class _Importer:
         if all(r.name in self.params for r in refs):
             values = [torch.from_numpy(self.params[r.name]).to(getattr(torch, r.tensor.dtype)) for r in refs]
             found = run_aten(callee, detail, values)
-            return torch.view_as_complex(found) if is_complex(result) else found
+            if isinstance(result, torch.Tensor):
+                return of_parts(found) if is_complex(result) else found
+            return [of_parts(x) if is_complex(r) else x for x, r in zip(found, result, strict=True)]
         known = self._pieces(node, args, kwargs)
         if known is not None:
             return known
@@ -373,8 +377,8 @@ class _Importer:
         """The operator as torch itself makes it of others, where these are few, known, and at most one of them is a library's;
         not where it gathers by indices, for which torch has kernels of its own."""
         flat = [v for v in leaves([list(args), *kwargs.values()]) if is_tensor(v) or isinstance(v, Complex)]
-        several = computes(node, flat)
-        module = None if several and not node.target._can_decompose() else pieces(node, PIECES)
+        parts = computes(node, flat)
+        module = None if parts and not node.target._can_decompose() else pieces(node, PIECES)
         if module is None:
             return None
         before = len(self.builder.since(0))
@@ -384,7 +388,7 @@ class _Importer:
             value = None
         ops = self.builder.since(before)
         gone = {"opaque", "index", "index_put"}.intersection(ops) or sum(OPS[op].kind == "library" for op in ops) > 1
-        gone = ops.count("opaque") > 1 if several else gone
+        gone = ops.count("opaque") > 1 if parts else gone
         if value is None or gone or len(ops) > PIECES:
             self._undo(before)
             return None

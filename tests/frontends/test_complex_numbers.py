@@ -162,6 +162,14 @@ def test_parameters_and_constants_may_be_complex() -> None:
     assert agrees(function, x(3, 6), weight=z(5, 4)) == ["aten._fft_r2c.default"]
 
 
+def test_several_results_of_a_parameter_alone_are_constants() -> None:
+    def function(a: Any, w: Any) -> Any:
+        values, vectors = torch.linalg.eig(w)
+        return a * values, (vectors * values) @ a
+
+    assert agrees(function, z(3, 3), weight=x(3, 3)) == []
+
+
 def test_operators_of_others_keep_their_names() -> None:
     """A rule is for ATen's operator of a name alone."""
     from fuser.frontends.complex_rules import rule_of
