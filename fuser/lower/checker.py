@@ -51,27 +51,40 @@ class Checker:
         self._others: list[Any] = []
 
     def ask(self, line: str, timeout: float) -> str:
-        """The answer. Raises :class:`CheckerEnded` where the process ends first, or needs more than ``timeout`` seconds."""
+        """The answer. A process that ends is asked for once more, anew: one that idled long enough ends as it is asked, one may be
+        killed for another's sake. Raises :class:`CheckerEnded` where that ends too, or needs more than ``timeout`` seconds."""
         with self._lock:
-            process = self._started()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                process.stdin.write(line + "\n")
-                process.stdin.flush()
-                ready, _, _ = select.select([process.stdout], [], [], timeout)
-                answer = process.stdout.readline() if ready else ""
-                while answer and not answer.startswith("{"):  # what a kernel prints
-                    answer = process.stdout.readline()
-            except BaseException as error:
-                why = self._end()  # an answer that nobody reads would be taken for that to the next job
-                if isinstance(error, OSError):
-                    raise CheckerEnded(why) from error
-                raise
-            if answer:
-                return answer
-            why = self._end()
-            raise CheckerEnded(why if ready else f"no answer within {timeout:.0f} s")
+            why = ""
+            for _ in range(2):
+                try:
+                    return self._asked(line, timeout)
+                except EOFError as ended:
+                    why = str(ended)
+            raise CheckerEnded(why)
+
+    def _asked(self, line: str, timeout: float) -> str:
+        """As :meth:`ask`; raises :class:`EOFError`, with the last that it said, where the process ends first."""
+        process = self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            ready, _, _ = select.select([process.stdout], [], [], timeout)
+            answer = process.stdout.readline() if ready else ""
+            while answer and not answer.startswith("{"):  # what a kernel prints
+                answer = process.stdout.readline()
+        except BaseException as error:
+            why = self._end()  # an answer that nobody reads would be taken for that to the next job
+            if isinstance(error, OSError):
+                raise EOFError(why) from error
+            raise
+        if answer.endswith("\n"):
+            return answer
+        why = self._end()
+        if not ready:
+            raise CheckerEnded(f"no answer within {timeout:.0f} s")
+        raise EOFError(why)
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:

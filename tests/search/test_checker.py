@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 
@@ -35,6 +36,21 @@ def test_one_process_checks_again_and_another_takes_its_place() -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert next(check([(program, candidate)])) == first
+
+
+def test_one_that_ends_as_it_is_asked_is_asked_anew() -> None:
+    """As one does that idled long enough: it is still there, and reads no more."""
+    program = workload("mcfuser/G1", M=32, N=32, K=16, H=16)
+    candidate = Candidate(fuse(program), tune_fast(program, load_device("h200"), graphs=[fuse(program)]).winner.schedule)
+    assert next(check([(program, candidate)])).passed
+    process = CHECKER._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)  # it takes the job without reading it
+    end = threading.Timer(1.0, os.kill, (process.pid, signal.SIGKILL))
+    end.start()
+    assert next(check([(program, candidate)])).passed
+    assert CHECKER._process is not process
+    end.join()
 
 
 def test_no_answer_in_time_ends_the_process() -> None:
