@@ -51,8 +51,8 @@ class Checker:
         self._others: list[Any] = []
 
     def ask(self, line: str, timeout: float) -> str:
-        """The answer. A process that ends is asked for once more, anew: one that idled long enough ends as it is asked, one may be
-        killed for another's sake. Raises :class:`CheckerEnded` where that ends too, or needs more than ``timeout`` seconds."""
+        """The answer. A process that ends is asked for once more, anew: one that idled long enough ends as it is asked, one may
+        be killed for another's sake. Raises :class:`CheckerEnded` where that ends too, or needs more than ``timeout`` seconds."""
         with self._lock:
             why = ""
             for _ in range(2):
