@@ -84,3 +84,37 @@ def _depends(node: Any, is_given: Callable[[Any], bool]) -> bool:
         seen.update(new)
         todo += new
     return False
+
+
+COPIES = frozenset({"to.device", "to.dtype", "_to_copy", "to.other", "clone", "detach", "alias", "contiguous"})
+"""Operators that return what they are given, in whatever dtype and place is asked for."""
+
+
+def writes(exported: Any) -> dict[int, Any]:
+    """What a call writes to, by the number of the output that has its new values."""
+    return {i: s for i, s in enumerate(exported.graph_signature.output_specs) if s.kind.name.endswith("_MUTATION")}
+
+
+def changed_by_calls(exported: Any) -> list[str]:
+    """Names of what a call writes to. What it sets to the values that it has already (a buffer that each call moves to the device
+    of its inputs) is none of it, and no longer an output of the graph."""
+    end, written = exported.graph.output_node(), writes(exported)
+    own = {s.arg.name: s.target for s in exported.graph_signature.input_specs}
+    if changed := [str(s.target) for i, s in written.items() if own.get(_copied(end.args[0][i]).name) != s.target]:
+        return changed
+    if written:
+        end.args = (type(end.args[0])(x for i, x in enumerate(end.args[0]) if i not in written),)
+    return []
+
+
+def _copied(node: Any) -> Any:
+    """The node whose values another has, of the same dtype and on the same device."""
+
+    def alike(a: Any, b: Any) -> bool:
+        return (a.dtype, a.device, a.shape) == (b.dtype, b.device, b.shape)
+
+    while node.op == "call_function" and str(node.target).removeprefix("aten.").removesuffix(".default") in COPIES:
+        if not alike(node.meta["val"], node.args[0].meta["val"]):
+            break
+        node = node.args[0]
+    return node

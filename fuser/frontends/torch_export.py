@@ -34,7 +34,9 @@ from fuser.frontends.imported import Views
 from fuser.frontends.imported import held_by
 from fuser.frontends.imported import named_apart
 from fuser.frontends.keeping import Owner
+from fuser.frontends.keeping import changed_by_calls
 from fuser.frontends.keeping import without_held
+from fuser.frontends.keeping import writes
 from fuser.frontends.quotients import as_quotients
 from fuser.frontends.quotients import strictly
 from fuser.frontends.roundings import with_roundings
@@ -109,10 +111,10 @@ def from_torch(
         name = name or type(module).__name__
         exported, owner = traced(module, tuple(example_inputs), dict(example_kwargs or {}), name), Owner(module)
     without_derivatives(exported, name)
-    if to_be_decomposed(exported.graph):
+    if to_be_decomposed(exported.graph) or (exported is module and writes(exported)):  # the graph of another stays as it is
         exported = without_writes(exported)
     signature = exported.graph_signature
-    if changed := [str(s.target) for s in signature.output_specs if s.kind.name.endswith("_MUTATION")]:
+    if changed := changed_by_calls(exported):
         raise UnsupportedError(
             f"the module writes to {', '.join(changed)}: a program has no side effects",
             "return the new value, call module.eval(), or use torch.compile(module, backend='mufuser')",
@@ -298,7 +300,7 @@ class _Importer:
             call = Call(self.builder, node, aten, table, arguments(node, args, kwargs), result, self._constant, place_of(node))
             try:
                 value = call.whole(rule(call))
-            except UnsupportedError:
+            except (UnsupportedError, ProgramError):
                 if draws(node, args, kwargs):
                     raise
         if value is None or (isinstance(value, Ref) and not self._sound(value, before)):

@@ -16,6 +16,7 @@ from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import number_of
 from fuser.ir.builder import Ref
 from fuser.ir.element_windows import LARGEST
+from fuser.ir.element_windows import each
 from fuser.ir.program import FLOAT_DTYPES
 
 
@@ -37,8 +38,27 @@ def _sorted(c: Call) -> tuple[Ref, Ref]:
     return c.b.op("gather", x, places, dim=dim), places
 
 
+def _over_all(c: Call) -> Ref | None:
+    """A pooling by one window that holds all of the trailing axes, which is a fold of them."""
+    x, rank = c.tensor("self"), int(c.aten.split("_with")[0][-2])
+    lead, own = x.shape[:-rank], x.shape[-rank:]
+    padding, dilation = (each(tuple(c[n] or ()), rank, d) for n, d in (("padding", 0), ("dilation", 1)))
+    window = each(tuple(c["kernel_size"]), rank, 1)
+    whole = not any(padding) and set(dilation) == {1} and all(n <= k for n, k in zip(own, window, strict=True))
+    if not whole or c["divisor_override"] is not None:
+        return None
+    fold = "max" if c.aten.startswith("max") else "mean"
+    return c.b.op(fold, x, axis=tuple(range(len(lead), len(x.shape))), keepdims=True)
+
+
+def _pooled(c: Call) -> Ref | None:
+    return _over_all(c) or c.by_entry()
+
+
 def _pool(c: Call) -> tuple[Ref, Ref | None]:
     x, name = c.tensor("self"), c.aten.split("_with")[0]
+    if 1 not in fields_read(c.node) and (y := _over_all(c)) is not None:
+        return y, None
     attrs: dict[str, Any] = {n: tuple(c[n]) for n in ("kernel_size", "stride", "padding", "dilation") if c[n]}
     if c["ceil_mode"]:
         attrs["ceil_mode"] = True
@@ -186,6 +206,7 @@ RULES: dict[str, Callable[[Call], Any]] = {
     **{f"conv{n}d": _images for n in (1, 2, 3)},
     **{f"conv_transpose{n}d{'.input' * (n > 1)}": _images for n in (1, 2, 3)},
     **{f"max_pool{n}d_with_indices": _pool for n in (1, 2, 3)}, "convolution": _convolution,
+    **{f"{kind}_pool{n}d": _pooled for kind in ("avg", "max") for n in (1, 2, 3)},
     **{f"{lead}adaptive_{kind}_pool{n}d": _adaptive for lead in ("", "_") for kind in ("avg", "max") for n in (1, 2, 3)},
     **{f"{lead}upsample_nearest{how}{n}d.vec": _resized for lead, how in (("", ""), ("_", "_exact")) for n in (1, 2, 3)},
     **{f"upsample_{name}.vec": _resized for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")},

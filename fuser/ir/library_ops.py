@@ -80,9 +80,13 @@ def moves(attrs: Attrs, rank: int, window: Sequence[int] | None = None) -> tuple
     return mine, _moves(mine, attrs)
 
 
-def _places(x: Shape, window: Sequence[int], moves: Sequence[Sequence[int]]) -> Shape:
-    """How often the window fits along each axis."""
+def _places(x: Shape, window: Sequence[int], moves: Sequence[Sequence[int]], ceil: bool = False) -> Shape:
+    """How often the window fits along each axis; ``ceil``: once more where that begins inside of the tensor, or of what is in
+    front of it."""
     found = tuple((n + 2 * p - d * (w - 1) - 1) // s + 1 for n, w, s, p, d in zip(x, window, *moves, strict=True))
+    if ceil:
+        ends = zip(found, x, window, *moves, strict=True)
+        found = tuple(m + ((m * s - p) < n and (m - 1) * s + d * (w - 1) + 1 < n + 2 * p) for m, n, w, s, p, d in ends)
     if min(found) < 1:
         raise ProgramError(f"a window of {tuple(window)} does not fit into {x}")
     return found
@@ -152,10 +156,7 @@ def _conv_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
 def _pool_shape(shapes: Sequence[Shape], attrs: Attrs, rank: int) -> Shape:
     window = each(attrs["kernel_size"], rank, 1)
     size, moves = shapes[0][-rank:], _moves(window, attrs)
-    found = _places(size, window, moves)
-    if attrs.get("ceil_mode"):  # one more, where it begins inside of the tensor or of what is in front of it
-        ends = zip(found, size, window, *moves, strict=True)
-        found = tuple(m + ((m * s - p) < n and (m - 1) * s + d * (w - 1) + 1 < n + 2 * p) for m, n, w, s, p, d in ends)
+    found = _places(size, window, moves, bool(attrs.get("ceil_mode")))
     return (*shapes[0][:-rank], *found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -157,3 +158,34 @@ def test_setters_run_once_and_parts_may_be_gone() -> None:
     torch.testing.assert_close(module.out, y + 1)
     del module.part
     torch.testing.assert_close(run(x), y)
+
+
+class Placed(torch.nn.Module):
+    """Each call moves a buffer to where its inputs are."""
+
+    def __init__(self, how: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.register_buffer("positions", torch.arange(32.0).reshape(4, 8))
+        self.linear = torch.nn.Linear(8, 8)
+        self.how = how
+
+    def forward(self, x: Any) -> Any:
+        self.positions = self.how(self.positions, x)
+        return self.linear(x) + self.positions
+
+
+@pytest.mark.parametrize("how", [lambda p, x: p.to(x.device), lambda p, x: p.to(x.dtype), lambda p, x: p.to(x).contiguous()])
+def test_a_buffer_that_stays_as_it_is_is_not_written_to(how: Callable[[Any, Any], Any]) -> None:
+    module, x = Placed(how).eval(), torch.randn(4, 8)
+    exported = torch.export.export(module, (x,))
+    before = str(exported.graph)
+    for given in (module, exported):
+        known = from_torch(given, (x,))
+        assert known.inputs == ("x",) and len(known.program.outputs) == 1
+    assert str(exported.graph) == before
+    torch.testing.assert_close(fuser.compile(module, (x,), device="cpu")(x), module(x))
+
+
+def test_one_that_changes_is() -> None:
+    with pytest.raises(UnsupportedError, match="writes to positions"):
+        from_torch(Placed(lambda p, x: (p + 1).to(x.device)).eval(), (torch.randn(4, 8),))

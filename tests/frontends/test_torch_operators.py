@@ -53,6 +53,9 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     **{f.__name__: (f, PLUS) for f in (torch.log, torch.log2, torch.log10, torch.log1p, torch.reciprocal, torch.sqrt)},
     "clamp by tensors": (lambda x, y: x.clamp(y, y.abs()) + x.clamp(max=y), TWO),
     "pooling to one": (nn.AdaptiveAvgPool2d(1), IMAGE),
+    "pooling by one window": (
+        lambda x: functional.avg_pool2d(x, (7, 5)) + functional.max_pool2d(x, (7, 6), 3, ceil_mode=True), IMAGE),
+    "pooling by a window beyond the image": (nn.AvgPool2d(2560, ceil_mode=True), IMAGE),
     **{f.__name__: (f, TWO) for f in (torch.minimum, torch.fmod, torch.remainder)},
     "clamp": (lambda x: x.clamp(-0.5, 0.7).clamp(min=-0.2) + x.clamp_max(0.1) + x.clamp_min(0.3), X),
     "triangles": (lambda x: x.triu(1) + x.tril(-1) * 2, CUBE),

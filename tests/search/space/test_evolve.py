@@ -25,6 +25,7 @@ from search.ranked import EFFORTS
 from search.ranked import INSTANT
 from search.ranked import QUICK
 from search.space.estimates import estimator
+from search.space.evolve import LOOKED
 from search.space.evolve import STRATEGIES
 from search.space.evolve import rank
 from search.space.evolve import search
@@ -200,6 +201,8 @@ def test_what_will_not_pay_is_not_searched() -> None:
     assert little.why == "hopeless"
     assert little.estimated < whole.estimated
     assert whole.best.seconds <= little.best.seconds < np.inf
+    least = search(space("mcfuser/G12"), model, np.random.default_rng(0), worth=whole.best.seconds / 1e3)
+    assert least.why == "hopeless" and least.estimated == LOOKED
     same = search(space("mcfuser/G12"), model, np.random.default_rng(0), worth=whole.best.seconds)
     assert same.best.schedule == whole.best.schedule
 
