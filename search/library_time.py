@@ -18,6 +18,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import NARROW
+from fuser.ir.program import Tensor
 from fuser.ir.rows import pitch_of
 from fuser.lower.element_tiles import recipe_of
 from fuser.runtime.library import behind
@@ -48,6 +49,8 @@ def library_seconds(
             return found + _turning(graph, kernel, device)
     if kernel.op == "attention":
         return _attention_seconds(graph, kernel, device, model == CHAINED)
+    if kernel.op == "grouped_matmul":
+        return _grouped_seconds(tensors[kernel.args[0]], tensors[kernel.args[1]], tensors[kernel.output], device)
     if not kernel.contracts:
         moved = refined.memory_kernel_seconds(sum(tensors[a].nbytes for a in (*kernel.args, kernel.output)), device)
         more = bias_seconds(kernel.op, len(kernel.args), tensors[kernel.output].nbytes, device)
@@ -61,6 +64,13 @@ def library_seconds(
         once = refined.matmul_seconds(product, device, precision="ieee", chained=chained)
         multiplied = min(multiplied, once + _spread_out(graph, kernel, device))
     return multiplied + _aligning(graph, kernel, device)
+
+
+def _grouped_seconds(x: Tensor, weights: Tensor, out: Tensor, device: Device) -> float:
+    """Of rows in groups as large as they are on average; of fewer rows than groups, of as many groups."""
+    groups = min(weights.shape[0], x.shape[0])
+    product = refined.Product(groups, math.ceil(x.shape[0] / groups), out.shape[1], x.shape[1], x.dtype)
+    return refined.matmul_seconds(product, device)
 
 
 def _spread_out(graph: KernelGraph, kernel: LibraryKernel, device: Device) -> float:

@@ -101,6 +101,7 @@ OPERANDS: dict[str, tuple[tuple[int, ...], ...]] = {
     "gather": ((2, 3, 4), (2, 2, 3)),
     "scatter": ((2, 3, 4), (1, 2, 3), (2, 3, 4)),
     "scatter_reduce": ((2, 3, 4), (1, 2, 3), (2, 3, 4)),
+    "grouped_matmul": ((5, 4), (3, 4, 6), (3,)),
     "resize": ((2, 3, 4, 3),),
     "unfold": ((2, 3, 4, 5),),
     "fold": ((2, 6, 8),),
@@ -112,6 +113,7 @@ INDICES: dict[str, dict[int, int]] = {
     "index": {1: 2, 2: 3},
     "index_put": {2: 2, 3: 3},
     **{n: {1: 3} for n in ("index_select", "gather", "scatter", "scatter_reduce")},
+    "grouped_matmul": {2: 6},
 }
 """Operands that are whole numbers, and below what."""
 

@@ -201,6 +201,19 @@ def _any_of(c: Call) -> Ref:
     return x
 
 
+def _grouped(c: Call) -> Ref | None:
+    """Rows in groups, each times a matrix of its own. Left where it is not rows that are divided, or more is asked for."""
+    first, second = ("self", "mat2") if "mat2" in c.args else ("input", "weight")
+    x, weights, ends = c.tensor(first), c.tensor(second), c["offs"]
+    dtype = x.tensor.dtype
+    if len(x.shape) != 2 or len(weights.shape) != 3 or ends is None or c["bias"] is not None or c.dtype != dtype:
+        return None
+    made = c.b.maker(weights)
+    if made and made[0].op == "transpose" and dict(made[0].attrs)["perm"] == (0, 2, 1):
+        return c.b.op("grouped_matmul", x, *made[1], c.tensor("offs"), transposed=True)
+    return c.b.op("grouped_matmul", x, weights, c.tensor("offs"))
+
+
 RULES: dict[str, Callable[[Call], Any]] = {
     "sort": _sorted, "sort.stable": _sorted, "argsort.stable": _order, "topk": _sorted, "any.dims": _any_of, "all.dims": _any_of,
     **{f"conv{n}d": _images for n in (1, 2, 3)},
@@ -211,6 +224,6 @@ RULES: dict[str, Callable[[Call], Any]] = {
     **{f"{lead}upsample_nearest{how}{n}d.vec": _resized for lead, how in (("", ""), ("_", "_exact")) for n in (1, 2, 3)},
     **{f"upsample_{name}.vec": _resized for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")},
     "index.Tensor": _index, "index_put": _index_put, "scatter.value": _scatter, "scatter.src": _scatter,
-    "scatter_add": _scatter,
+    "scatter_add": _scatter, "_grouped_mm": _grouped, "transformers.grouped_mm_fallback": _grouped,
 }  # fmt: skip
 """Rules by ATen's name."""

@@ -160,6 +160,24 @@ def _pool_shape(shapes: Sequence[Shape], attrs: Attrs, rank: int) -> Shape:
     return (*shapes[0][:-rank], *found)
 
 
+def _grouped(x: Array, weights: Array, ends: Array, *, transposed: bool = False, **_: Any) -> Array:
+    """Rows from where one group ends to where the next one does, times the matrix of that; behind the last, zeros."""
+    y = np.zeros((len(x), weights.shape[1 if transposed else 2]), np.result_type(x, weights))
+    begin = 0
+    for weight, end in zip(weights, ends.astype(int), strict=True):
+        y[begin:end] = x[begin:end] @ (weight.T if transposed else weight)
+        begin = max(begin, end)
+    return y
+
+
+def _grouped_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
+    x, weights, ends = shapes
+    inner, columns = weights[:0:-1] if attrs.get("transposed") else weights[1:]
+    if len(x) != 2 or len(weights) != 3 or ends != weights[:1] or x[1] != inner:
+        raise ProgramError(f"rows of {x} in groups that end at {ends} with matrices of {weights}: the shapes differ")
+    return x[0], columns
+
+
 def _transposed(rank: int) -> OpDef:
     attrs = ("stride", "padding", "output_padding", "groups", "dilation")
     return OpDef(f"conv_transpose{rank}d", "library", -1, _conv_transpose, attrs=attrs, optional=attrs, flops=2,
@@ -247,6 +265,8 @@ LIBRARY: tuple[OpDef, ...] = (
           element=element_rules.flip),
     OpDef("embedding", "library", 2, _embedding, attrs=("padding_idx",), optional=("padding_idx",), torch=("embedding",),
           shape=_rows, flops=0, element=element_rules.embedding),
+    OpDef("grouped_matmul", "library", 3, _grouped, attrs=("transposed",), optional=("transposed",), flops=2,
+          shape=_grouped_shape, eager=".grouped_matmul"),
     *(_convolution(rank) for rank in (1, 2, 3)),
     *(_transposed(rank) for rank in (1, 2, 3)),
     *(_last(make(rank)) for rank in (1, 2, 3) for make in (_convolution, _transposed)),

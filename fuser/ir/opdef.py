@@ -45,7 +45,8 @@ TYPES: dict[str, str] = {
     "rows": "text", "cols": "text", "dtype": "text", "callee": "text", "detail": "text", "reduce": "text",
     "mode": "text", "program": "text",
     **dict.fromkeys(("keepdims", "keepdim", "causal", "strict", "descending", "stable", "largest", "sorted", "accumulate",
-                     "include_self", "align_corners", "ceil_mode", "count_include_pad"), "flag"), **dict.fromkeys(NOTES, "note"),
+                     "include_self", "align_corners", "ceil_mode", "count_include_pad",
+                     "transposed"), "flag"), **dict.fromkeys(NOTES, "note"),
 }  # fmt: skip
 """What the attributes are; every other one is a number, and held as an exact constant."""
 

@@ -82,7 +82,8 @@ class _Called:
         return list(zip(self.program.inputs, used, strict=True))
 
     def inputs(self, rng: np.random.Generator, magnitude: int) -> dict[str, Array]:
-        """Normal numbers in their domains; whole ones up to a magnitude, none below 0 or beyond the end where they are places."""
+        """Normal numbers in their domains; whole ones up to a magnitude, none below 0 or beyond the end where they are places, in
+        order where groups of rows end there."""
         domains, places = input_domains(self.program), self._places()
         drawn: dict[str, Array] = {}
         for name, tensor in self.operands:
@@ -96,8 +97,13 @@ class _Called:
             else:
                 low = 0 if places or t.dtype.startswith("u") else -magnitude
                 x = rng.integers(low, min([magnitude, *places]) + 1, t.shape)
+                x = np.sort(rng.integers(0, self.program[self.program.inputs[0]].shape[0] + 1, t.shape)) if self._grouped else x
                 drawn[tensor] = np.where((x == 0) & domains.get(name, ANY).nonzero, 1, x).astype(t.dtype)
         return {name: drawn[tensor] for name, tensor in self.operands}
+
+    @property
+    def _grouped(self) -> bool:
+        return self.kernel.op == "grouped_matmul"
 
     def _places(self) -> list[int]:
         """The last places that whole numbers name."""
@@ -128,7 +134,7 @@ class _Called:
     @property
     def tiling(self) -> Tiling | None:
         """How the elements are divided over blocks; None where that is not known."""
-        if self.recipe.nodes[self.recipe.result][0] in RUNS or "conv" in self.kernel.op:
+        if self.recipe.nodes[self.recipe.result][0] in RUNS or "conv" in self.kernel.op or self._grouped:
             return None
         return tiled(self.recipe)[0]
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
+from typing import NamedTuple
 
 from fuser.errors import UnsupportedError
 from fuser.ir.element_program import RUNS
@@ -44,8 +45,14 @@ BLOCK = 1024
 ENOUGH = 264
 """Blocks that fill a GPU."""
 
-Made = tuple[list[str], int, int]
-"""The lines of a function, its blocks, and the warps of each."""
+
+class Made(NamedTuple):
+    """The lines of a function, its blocks, the warps of each, and how many steps of a loop are loaded ahead."""
+
+    lines: list[str]
+    grid: int
+    warps: int
+    stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,7 @@ def run_of(recipe: Recipe, pointers: Sequence[str]) -> Made | None:
         made = _scan(op, tile, tape, arguments) if op in SCANS else _arguments(op, tile, tape, arguments)
     except UnsupportedError:
         return None
-    return made, tile.blocks, tile.warps
+    return Made(made, tile.blocks, tile.warps)
 
 
 def helpers_of(lines: Sequence[str]) -> list[str]:

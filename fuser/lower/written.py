@@ -1,5 +1,6 @@
-"""Kernels for operators that no block of a µGraph holds: those that run along an axis, convolutions of single channels, and all
-whose elements follow from a few elements of their operands (:mod:`fuser.ir.elements`), several of them at once too.
+"""Kernels for operators that no block of a µGraph holds: those that run along an axis, convolutions of single channels, products
+of rows in groups, and all whose elements follow from a few elements of their operands (:mod:`fuser.ir.elements`), several of them
+at once too.
 
 A source here is of tensors that lie row after row. Where there is none for some attributes, dtype or shape, torch computes the
 operator.
@@ -26,13 +27,14 @@ from fuser.ir.program import Tensor
 from fuser.lower.element_code import body
 from fuser.lower.element_tiles import recipe_of
 from fuser.lower.element_tiles import tiled
+from fuser.lower.grouped_code import grouped
 from fuser.lower.kernel_source import KernelSource
 from fuser.lower.run_code import Made
 from fuser.lower.run_code import helpers_of
 from fuser.lower.run_code import run_of
 
 CONVOLUTIONS = {f"conv{n}d": n for n in (1, 2, 3)}
-WRITTEN = RUNS | CONVOLUTIONS.keys()
+WRITTEN = RUNS | CONVOLUTIONS.keys() | {"grouped_matmul"}
 """Operators that have a source of their own."""
 SCATTERED = 2
 """Times that sectors may be asked for where an operator has a source of its own too."""
@@ -67,15 +69,14 @@ def written(
     args = tuple(places.get(a, a) for a in (*used, kernel.output))
     if made is None or len({*args}) != len(args):
         return None
-    body, grid, warps = made
     shown = [tensors[a] for a in (*used, kernel.output)]
     said = digest([kernel.op, sorted((k, str(v)) for k, v in attrs.items()), [[t.shape, t.dtype] for t in shown]])[:8]
     name = identifier(f"{kernel.op}_{said}")
     head = f"def {name}({', '.join(names)}, y_ptr):"
-    parts = (HEAD, *(h.rstrip() for h in helpers_of(body)), "\n".join(("@triton.jit", head)))
-    text = "\n".join(("\n\n\n".join(parts), *("    " + line if line else "" for line in body))) + "\n"
+    parts = (HEAD, *(h.rstrip() for h in helpers_of(made.lines)), "\n".join(("@triton.jit", head)))
+    text = "\n".join(("\n\n\n".join(parts), *("    " + line if line else "" for line in made.lines))) + "\n"
     return KernelSource(
-        name, text, args, tuple(t.dtype for t in shown), tuple(t.shape for t in shown), (kernel.output,), grid, warps, 1
+        name, text, args, tuple(t.dtype for t in shown), tuple(t.shape for t in shown), (kernel.output,), *made[1:]
     )
 
 
@@ -84,6 +85,8 @@ def _of_its_own(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mappin
         return None
     if kernel.op in CONVOLUTIONS:
         return _windows(kernel, attrs, tensors)
+    if kernel.op == "grouped_matmul":
+        return grouped(kernel, tensors, bool(attrs.get("transposed")))
     given = {n: (tensors[n].shape, tensors[n].dtype) for n in (kernel.args[0], kernel.output)}
     return run_of(Recipe((kernel.args[0],), {kernel.output: (kernel.op, (kernel.args[0],), dict(attrs))}, given), ("x_ptr",))
 
@@ -107,7 +110,7 @@ def _of_elements(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mappi
         lines = body(tiling, names, [math.prod(tensors[a].shape) for a in used], "y_ptr")
     except UnsupportedError:
         return None
-    return lines, tiling.blocks, tiling.warps
+    return Made(lines, tiling.blocks, tiling.warps)
 
 
 def _windows(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Made | None:
@@ -137,7 +140,7 @@ def _windows(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mapping[s
         lines.append(f"found += x * tl.load(w_ptr + plane % {channels} * {math.prod(window)} + {number}).to(tl.float32)")
     lines.append("tl.store(y_ptr + at, found, keep)")
     grid = planes * -(-inside // RESULTS) if inside >= 4 * RESULTS else -(-planes * inside // RESULTS)
-    return lines, grid, 8
+    return Made(lines, grid, 8)
 
 
 def _results(inside: int, planes: int) -> list[str]:

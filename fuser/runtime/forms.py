@@ -247,3 +247,21 @@ def library_attention(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: b
     from torch.nn import functional
 
     return functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
+
+
+def grouped_matmul(x: Any, weights: Any, ends: Any, transposed: bool = False) -> Any:
+    """Group by group, which asks where they end; in a trace, where nobody can say, every row by every matrix."""
+    import torch
+    from torch._subclasses.fake_tensor import is_fake
+
+    weights = weights.transpose(1, 2) if transposed else weights
+    y, begin = x.new_zeros(x.shape[0], weights.shape[2]), 0
+    if is_fake(ends) or torch.compiler.is_compiling():
+        at = torch.arange(x.shape[0], device=x.device)[:, None]
+        for weight, end in zip(weights, ends, strict=True):
+            y, begin = y + torch.where((at >= begin) & (at < end), x, 0) @ weight, end
+        return y
+    for weight, end in zip(weights, ends.long().tolist(), strict=True):
+        y[begin:end] = x[begin:end] @ weight
+        begin = max(begin, end)
+    return y

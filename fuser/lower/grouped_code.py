@@ -1,0 +1,77 @@
+"""Products of rows in groups, each with a matrix of its own (the experts of a mixture): one kernel, whatever the sizes of the
+groups are, which only the GPU knows.
+
+A block multiplies a tile of rows of one group. Tiles are counted group by group, so that a block finds its own from where the
+groups end; there are as many blocks as the worst sizes ask for, and those beyond the last tile end at once. Rows behind the last
+group are a group that is zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.program import Tensor
+from fuser.lower.options import PRECISION
+from fuser.lower.run_code import Made
+
+LEAST, MOST = 16, 128
+"""Rows of a tile: tensor cores multiply no fewer; about as many as a group has."""
+BYTES = 128
+"""Of a row that a step of the loop multiplies."""
+
+
+def grouped(kernel: LibraryKernel, tensors: Mapping[str, Tensor], transposed: bool) -> Made | None:
+    """Lines of the kernel (``x_ptr``: the rows, ``w_ptr``: a matrix for each group, ``b_ptr``: where each group ends); None where
+    places in memory need more than 32 bits."""
+    x, w, ends = (tensors[a] for a in kernel.args)
+    (rows, inner), groups, columns = x.shape, w.shape[0], tensors[kernel.output].shape[1]
+    if max(rows * inner, rows * columns, inner * columns) >= 1 << 31 or not ends.dtype.startswith("int"):
+        return None
+    tile = min(MOST, max(LEAST, _power(rows // groups)))
+    width = min(MOST if tile >= 64 else 64, max(16, _power(columns)))
+    depth = min(BYTES // DTYPE_BYTES[x.dtype] * (2 if tile < 64 else 1), max(16, _power(inner)))
+    lanes, several = _power(groups + 1), min(groups + 1, rows)
+    tiles = (rows + (tile - 1) * several) // tile
+    whole = inner % depth == 0
+    precision = f', input_precision="{PRECISION.default}"' if x.dtype == "float32" else ""
+    down, along = ("k[:, None]", f"n[None, :] * {inner}") if transposed else (f"k[:, None] * {columns}", "n[None, :]")
+    lines = [
+        "at = tl.program_id(0)",
+        f"tile = at % {tiles}",
+        f"n = at // {tiles} * {width} + tl.arange(0, {width})",
+        f"group = tl.arange(0, {lanes})",
+        f"ends = tl.load(b_ptr + group, group < {groups}, {rows}).to(tl.int32)",
+        f"begins = tl.load(b_ptr + group - 1, (group > 0) & (group <= {groups}), 0).to(tl.int32)",
+        f"begins = tl.where(group > {groups}, {rows}, begins)",
+        f"tiles = (ends - begins + {tile - 1}) // {tile}",
+        "upto = tl.cumsum(tiles, 0)",
+        "mine = tl.sum((upto <= tile).to(tl.int32), 0)",
+        "own = group == mine",
+        f"first = tl.sum(tl.where(own, begins + (tile - upto + tiles) * {tile}, 0), 0)",
+        "end = tl.sum(tl.where(own, ends, 0), 0)",
+        "if first < end:",
+        f"    m = first + tl.arange(0, {tile})",
+        f"    k = tl.arange(0, {depth})",
+        "    there = m[:, None] < end",
+        f"    inside = n[None, :] < {columns}",
+        f"    found = tl.zeros([{tile}, {width}], tl.float32)",
+        f"    if mine < {groups}:",
+        f"        x_at = x_ptr + m[:, None] * {inner} + k[None, :]",
+        f"        w_at = w_ptr + mine.to(tl.int64) * {inner * columns} + {down} + {along}",
+        f"        for step in range(0, {inner}, {depth}):",
+        f"            x = tl.load(x_at, there{'' if whole else f' & (k[None, :] < {inner} - step)'}, 0.0)",
+        f"            w = tl.load(w_at, inside{'' if whole else f' & (k[:, None] < {inner} - step)'}, 0.0)",
+        f"            found = tl.dot(x, w, found{precision})",
+        f"            x_at += {depth}",
+        f"            w_at += {depth if transposed else depth * columns}",
+        f"    tl.store(y_ptr + m[:, None] * {columns} + n[None, :], found, there & inside)",
+    ]
+    return Made(lines, tiles * math.ceil(columns / width), 8 if tile * width >= MOST * MOST else 4, 3 if tile >= 64 else 4)
+
+
+def _power(n: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, n - 1).bit_length()
