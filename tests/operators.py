@@ -70,6 +70,7 @@ ATTRS: dict[str, dict[str, Any]] = {
     **{f"adaptive_{kind}_pool{n}d": {"output_size": (1, 2, 3)[:n]} for kind in ("max", "avg") for n in (1, 2, 3)},
     **{f"adaptive_max_pool{n}d_places": {"output_size": (1, 2, 3)[:n]} for n in (1, 2, 3)},
     "flip": {"dims": (1,)},
+    "counts": {"bins": 3},
     **{
         f"{kind}_pool{n}d{last}": {"kernel_size": (2,) * n, "stride": (1,) * n}
         for kind in ("max", "avg")
@@ -114,6 +115,7 @@ INDICES: dict[str, dict[int, int]] = {
     "index_put": {2: 2, 3: 3},
     **{n: {1: 3} for n in ("index_select", "gather", "scatter", "scatter_reduce")},
     "grouped_matmul": {2: 6},
+    "counts": {0: 4},
 }
 """Operands that are whole numbers, and below what."""
 

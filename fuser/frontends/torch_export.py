@@ -60,6 +60,7 @@ from fuser.frontends.torch_nodes import is_empty
 from fuser.frontends.torch_nodes import leaves
 from fuser.frontends.torch_nodes import needed
 from fuser.frontends.torch_nodes import no_dense
+from fuser.frontends.torch_nodes import sound
 from fuser.frontends.torch_nodes import static
 from fuser.frontends.torch_norms import fold
 from fuser.frontends.torch_pieces import by_strides
@@ -81,7 +82,6 @@ from fuser.ir.builder import Ref
 from fuser.ir.opdef import names_of
 from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
-from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.scales import tie_scales
 from fuser.ir.subprogram import living
 
@@ -303,7 +303,7 @@ class _Importer:
             except (UnsupportedError, ProgramError):
                 if draws(node, args, kwargs):
                     raise
-        if value is None or (isinstance(value, Ref) and not self._sound(value, before)):
+        if value is None or (isinstance(value, Ref) and not sound(value, self.builder.since(before))):
             self._undo(before)
             return self._left(node, args, kwargs)
         return self._shaped(value, result)
@@ -312,12 +312,6 @@ class _Importer:
         """A result with the dimensions that it should have: constants of one element are numbers here, whatever their rank."""
         other = isinstance(value, Ref) and value.shape != tuple(result.shape) and prod(value.shape) == result.numel()
         return reshaped(self.builder, value, tuple(result.shape)) if other else value
-
-    def _sound(self, value: Ref, before: int) -> bool:
-        """Kernels compute floats: whole numbers and bits are only moved, compared, or a library's."""
-        made = [OPS[op] for op in self.builder.since(before)]
-        moved = all(e.kind in ("view", "data", "library") or e.typed == "truth" or (e.indexed and not e.hidden) for e in made)
-        return moved or value.tensor.dtype in FLOAT_DTYPES
 
     def _inline(self, module: Any, args: Sequence[Any]) -> Any:
         """A part of the graph under another mode of autograd or autocast."""

@@ -27,6 +27,9 @@ from fuser.frontends.torch_export import from_torch
 
 REGISTERING = ("transformers", "diffusers")
 """Packages that tell torch of their classes of results when they are imported."""
+DEFINING = {"transformers": "transformers.integrations.moe", "torchvision": "torchvision", "torchaudio": "torchaudio"}
+"""Modules that define operators of torch when they are imported, by the names that these begin with."""
+_UNDEFINED = re.compile(r"failed to resolve torch\.ops\.([\w.]+) to an operator")
 _UNKNOWN = re.compile(r"Deserializing ([\w.]+) in pytree is not registered")
 
 
@@ -57,20 +60,27 @@ def _load(path: str | Path) -> Any:
         import torch
     except ImportError as error:
         raise EnvironmentError_("reading a model of torch.export needs torch", "pip install 'mufuser[torch]'") from error
+    asked = set[str]()
     with _heard() as lines:
-        try:
-            return torch.export.load(str(path))
-        except Exception as error:  # noqa: BLE001 - of any class
-            failed = error
-        if (missing := _unregistered(lines)) and _registered(missing):
+        while True:
+            del lines[:]
             try:
                 return torch.export.load(str(path))
-            except Exception as error:  # noqa: BLE001
-                failed, missing = error, _unregistered(lines[-1:])
+            except Exception as error:  # noqa: BLE001 - of any class
+                failed, missing, operator = error, _unregistered(lines), _undefined([str(error), *lines])
+            name = missing or operator
+            if not name or name in asked or not _imported(name, operator):
+                break
+            asked.add(name)
     if missing:
         raise ModelFileError(
             f"{path}: has arguments or results of {missing}, of which torch knows nothing here",
             f"install {missing.partition('.')[0]}, or export the model with tensors, tuples and dictionaries (return_dict=False)",
+        ) from failed
+    if operator:
+        raise ModelFileError(
+            f"{path}: has the operator torch.ops.{operator}, which nothing here defines",
+            f"install the package that defines it ({operator.partition('.')[0]}?), or import that and pass the exported program",
         ) from failed
     raise ModelFileError(
         f"{path}: torch {torch.__version__} cannot load it: {_reason(failed, lines)}",
@@ -107,12 +117,21 @@ def _unregistered(lines: Sequence[str]) -> str:
     return found[-1] if found else ""
 
 
-def _registered(name: str) -> bool:
-    """Whether a package that is known to register its classes did so now. What else a file names is not imported."""
-    if name.partition(".")[0] not in REGISTERING:
-        return False
+def _undefined(lines: Sequence[str]) -> str:
+    """The operator that torch would have to know."""
+    found = [m[1].removesuffix(".default") for line in lines for m in _UNDEFINED.finditer(line)]
+    return found[-1] if found else ""
+
+
+def _imported(name: str, operator: str) -> bool:
+    """Whether a package that is known to register its classes, or its operators, did so now. What else a file names is not
+    imported."""
+    package = name.partition(".")[0]
+    if operator:
+        module = DEFINING.get(package, "")
+    else:
+        module = name.rpartition(".")[0] if package in REGISTERING else ""
     try:
-        import_module(name.rpartition(".")[0])
+        return bool(module and import_module(module))
     except ImportError:
         return False
-    return True

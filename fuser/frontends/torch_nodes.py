@@ -10,6 +10,10 @@ from typing import Any
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.frontends.torch_call import arguments
+from fuser.ir.builder import Ref
+from fuser.ir.elements import WHOLE
+from fuser.ir.ops import OPS
+from fuser.ir.program import FLOAT_DTYPES
 
 
 def draws(node: Any, args: Any, kwargs: Any) -> bool:
@@ -50,6 +54,19 @@ def needed(nodes: Sequence[Any]) -> set[Any]:
         if node in found:
             found.update(node.all_input_nodes)
     return found
+
+
+def sound(value: Ref, made: Sequence[str]) -> bool:
+    """Whether operators of the table make a value as torch does. Kernels compute floats: whole numbers and bits are only moved,
+    compared, or a library's, but for what is exact on them."""
+    if value.tensor.dtype in FLOAT_DTYPES:
+        return True
+    exact = frozenset[str]() if value.tensor.dtype == "bool" else WHOLE
+    entries = [OPS[op] for op in made]
+    return all(
+        e.kind in ("view", "data", "library") or e.typed == "truth" or (e.indexed and not e.hidden) or e.name in exact
+        for e in entries
+    )
 
 
 def leaves(value: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from fuser.ir.builder import Ref
 from fuser.ir.element_windows import LARGEST
 from fuser.ir.element_windows import each
 from fuser.ir.program import FLOAT_DTYPES
+from fuser.ir.program import FLOATS
 
 
 def _order(c: Call, **more: Any) -> Ref:
@@ -202,16 +203,38 @@ def _any_of(c: Call) -> Ref:
 
 
 def _grouped(c: Call) -> Ref | None:
-    """Rows in groups, each times a matrix of its own. Left where it is not rows that are divided, or more is asked for."""
+    """Rows in groups, each times a matrix of its own. Left where it is not rows that are divided, where more is asked for, and in
+    dtypes that no kernel multiplies."""
     first, second = ("self", "mat2") if "mat2" in c.args else ("input", "weight")
     x, weights, ends = c.tensor(first), c.tensor(second), c["offs"]
     dtype = x.tensor.dtype
-    if len(x.shape) != 2 or len(weights.shape) != 3 or ends is None or c["bias"] is not None or c.dtype != dtype:
+    rows = len(x.shape) == 2 and len(weights.shape) == 3 and dtype in FLOATS
+    if not rows or ends is None or c["bias"] is not None or {c.dtype, weights.tensor.dtype} != {dtype}:
         return None
     made = c.b.maker(weights)
     if made and made[0].op == "transpose" and dict(made[0].attrs)["perm"] == (0, 2, 1):
         return c.b.op("grouped_matmul", x, *made[1], c.tensor("offs"), transposed=True)
     return c.b.op("grouped_matmul", x, weights, c.tensor("offs"))
+
+
+def _histogram(c: Call) -> Ref | None:
+    """Of whole numbers, one a bin."""
+    x, bins = c.tensor("self"), c["bins"]
+    made = c.b.maker(x)
+    if (
+        made and made[0].op == "cast" and made[1][0].tensor.dtype in ("int32", "int64")
+    ):  # CPUs have no histograms of whole numbers
+        x = made[1][0]
+    if x.tensor.dtype not in ("int32", "int64") or (c["min"], c["max"]) != (0, bins - 1) or bins < 2:
+        return None
+    return c.b.op("counts", x, bins=bins, dtype=c.dtype)
+
+
+def _so_far(c: Call) -> Ref | None:
+    made = c.b.maker(c.tensor("self"))
+    if made and made[0].op == "counts" and c.dtype in ("int32", "int64"):  # where groups end
+        return c.b.op("counts", *made[1], bins=dict(made[0].attrs)["bins"], so_far=True, dtype=c.dtype)
+    return c.by_entry()
 
 
 RULES: dict[str, Callable[[Call], Any]] = {
@@ -224,6 +247,7 @@ RULES: dict[str, Callable[[Call], Any]] = {
     **{f"{lead}upsample_nearest{how}{n}d.vec": _resized for lead, how in (("", ""), ("_", "_exact")) for n in (1, 2, 3)},
     **{f"upsample_{name}.vec": _resized for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")},
     "index.Tensor": _index, "index_put": _index_put, "scatter.value": _scatter, "scatter.src": _scatter,
-    "scatter_add": _scatter, "_grouped_mm": _grouped, "transformers.grouped_mm_fallback": _grouped,
+    "scatter_add": _scatter, "histc": _histogram, "cumsum": _so_far,
+    **dict.fromkeys(("_grouped_mm", "transformers.grouped_mm_fallback"), _grouped),
 }  # fmt: skip
 """Rules by ATen's name."""

@@ -75,7 +75,39 @@ def _mul(c: Call) -> Ref:
     return c.b.op("square", x) if x.name == y.name else c.b.op("mul", x, y)
 
 
-def _div(c: Call) -> Ref:
+def _quotient(c: Call) -> Ref | None:
+    """A quotient rounded down: of whole numbers by one that is known."""
+    if c.dtype in FLOAT_DTYPES:
+        return c.b.op("floor_div", *(c.operand(c[n], c.dtype) for n in ("self", "other")))
+    return _parts(c)[0] if _by_whole(c) else None
+
+
+def _remainder(c: Call) -> Ref | None:
+    return _parts(c)[1] if _by_whole(c) else c.by_entry()
+
+
+def _by_whole(c: Call) -> bool:
+    import torch
+
+    n = number_of(c["other"])
+    if c.dtype in (*FLOAT_DTYPES, "bool") or not isinstance(n, int) or not is_tensor(c["self"]):
+        return False
+    return 0 < n <= min(torch.iinfo(getattr(torch, c.dtype)).max, EXACT)
+
+
+def _parts(c: Call) -> tuple[Ref, Ref]:
+    """Quotient and remainder of whole numbers by one above 0, rounded down."""
+    x, n, zero = c.ref(c["self"], c.dtype), number_of(c["other"]), c.operand(0, c.dtype)
+    quotient = c.b.op("trunc_div", x, c.operand(n, c.dtype))
+    rest = x - c.b.op("scale", quotient, scalar=n)
+    below = c.b.op("lt", rest, zero, dtype="bool")
+    lower = c.b.op("shift", quotient, scalar=-1), c.b.op("shift", rest, scalar=n)
+    return c.b.op("where", below, lower[0], quotient), c.b.op("where", below, lower[1], rest)
+
+
+def _div(c: Call) -> Ref | None:
+    if c["rounding_mode"] == "floor" and c.dtype not in FLOAT_DTYPES:
+        return _quotient(c)
     if c["rounding_mode"]:
         x, y = (c.operand(c[n], c.dtype) for n in ("self", "other"))
         return c.b.op("floor_div", x, y) if c["rounding_mode"] == "floor" else c.b.op("trunc", c.b.op("div", x, y))
@@ -149,6 +181,13 @@ def _addmm(c: Call) -> Ref:
 
 
 # Views and copies
+
+
+def _cast(c: Call) -> Ref:
+    x = c.ref(c["self"])
+    if c.dtype == "bool" and x.tensor.dtype not in ("bool", *FLOAT_DTYPES):  # whole numbers are compared, not computed with
+        return c.b.op("ne", x, c.operand(0, x.tensor.dtype), dtype="bool")
+    return c.ref(x, c.dtype)
 
 
 def _transpose(c: Call) -> Ref:
@@ -341,6 +380,9 @@ def _norm(c: Call) -> Any:
     return y if result is c.result else (y, None, None)
 
 
+EXACT = 1 << 52
+"""Divisors of whole numbers that kernels have as constants."""
+
 BY_TABLE: dict[str, Callable[[Call], Any]] = {
     "add": _add, "sub": _add, "mul": _mul, "div": _div, "where": where, "gelu": _gelu, "matmul": _matmul,
     "var": variance, "std": variance, **dict.fromkeys(("isnan", "isfinite", "isinf"), _special),
@@ -349,11 +391,13 @@ BY_TABLE: dict[str, Callable[[Call], Any]] = {
     **dict.fromkeys(("group_norm", "instance_norm", "batch_norm"), by_channels), "attention": attention,
     "tril": triangle, "triu": triangle,
     "reshape": lambda c: c.reshape(c.tensor("self"), c.shape), "transpose": _transpose, "broadcast": _broadcast,
-    "repeat": _repeat, "concat": _concat, "slice": _slice, "cast": lambda c: c.ref(c["self"], c.dtype),
+    "repeat": _repeat, "concat": _concat, "slice": _slice, "cast": _cast,
 }  # fmt: skip
 """Rules by the name in the op table, for the ATen operators of its ``torch`` column."""
 
 BY_ATEN: dict[str, Callable[[Call], Any]] = {
+    **dict.fromkeys(("floor_divide", "floor_divide.Scalar"), _quotient),
+    **dict.fromkeys(("remainder.Tensor", "remainder.Scalar"), _remainder),
     "rsub.Tensor": _add, "rsub.Scalar": _add, "reciprocal": lambda c: _over(c, 1.0, c.tensor("self")),
     "div.Tensor_mode": _div, "div.Scalar_mode": _div, "pow.Tensor_Scalar": _pow, "max.dim": extreme, "min.dim": extreme,
     "linear": _linear, "addmm": _addmm, "baddbmm": _addmm, "dot": _matmul, "mv": _matmul, "outer": _outer, "einsum": einsum,

@@ -45,6 +45,11 @@ MOST = 64
 """Elements of a window, or of a fold, that are written out."""
 
 
+WHOLE = frozenset({"add", "sub", "mul", "neg", "abs", "maximum", "minimum", "where", "scale", "shift", "cast", "square",
+                   "clamp_min", "clamp_max", "clamp", "relu", "trunc_div"})  # fmt: skip
+"""Operators that are exact on whole numbers."""
+
+
 @dataclass(frozen=True)
 class Step:
     """``op`` is an operator, or the tensor of a load; ``at`` the element that is loaded, or the place that becomes a number;

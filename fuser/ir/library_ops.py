@@ -160,6 +160,12 @@ def _pool_shape(shapes: Sequence[Shape], attrs: Attrs, rank: int) -> Shape:
     return (*shapes[0][:-rank], *found)
 
 
+def _counts(x: Array, *, bins: int, so_far: bool = False, dtype: str = "int64", **_: Any) -> Array:
+    """How often each whole number below ``bins`` is there, or ``so_far``: how many are no larger."""
+    found = np.bincount(x[(x >= 0) & (x < bins)].astype(int).ravel(), minlength=bins)
+    return (np.cumsum(found) if so_far else found).astype(dtype)
+
+
 def _grouped(x: Array, weights: Array, ends: Array, *, transposed: bool = False, **_: Any) -> Array:
     """Rows from where one group ends to where the next one does, times the matrix of that; behind the last, zeros."""
     y = np.zeros((len(x), weights.shape[1 if transposed else 2]), np.result_type(x, weights))
@@ -265,6 +271,8 @@ LIBRARY: tuple[OpDef, ...] = (
           element=element_rules.flip),
     OpDef("embedding", "library", 2, _embedding, attrs=("padding_idx",), optional=("padding_idx",), torch=("embedding",),
           shape=_rows, flops=0, element=element_rules.embedding),
+    OpDef("counts", "library", 1, _counts, attrs=("bins", "so_far", "dtype"), optional=("so_far", "dtype"),
+          shape=lambda s, a: (a["bins"],), eager=".counts"),
     OpDef("grouped_matmul", "library", 3, _grouped, attrs=("transposed",), optional=("transposed",), flops=2,
           shape=_grouped_shape, eager=".grouped_matmul"),
     *(_convolution(rank) for rank in (1, 2, 3)),

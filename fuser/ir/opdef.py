@@ -39,14 +39,14 @@ NOTES = ("concat", JOINED, CALLED)
 TYPES: dict[str, str] = {
     "axis": "integer", "dim": "integer", "padding_idx": "integer", "dims": "integers",
     "offset": "integer", "times": "integer", "start": "integer", "stop": "integer", "field": "integer",
-    "groups": "integer", "diagonal": "integer", "dim1": "integer", "dim2": "integer", "k": "integer",
+    "groups": "integer", "diagonal": "integer", "dim1": "integer", "dim2": "integer", "k": "integer", "bins": "integer",
     "shape": "integers", "perm": "integers", "stride": "integers", "padding": "integers", "dilation": "integers",
     "kernel_size": "integers", "output_size": "integers", "output_padding": "integers", "divisor_override": "integer",
     "rows": "text", "cols": "text", "dtype": "text", "callee": "text", "detail": "text", "reduce": "text",
     "mode": "text", "program": "text",
     **dict.fromkeys(("keepdims", "keepdim", "causal", "strict", "descending", "stable", "largest", "sorted", "accumulate",
                      "include_self", "align_corners", "ceil_mode", "count_include_pad",
-                     "transposed"), "flag"), **dict.fromkeys(NOTES, "note"),
+                     "transposed", "so_far"), "flag"), **dict.fromkeys(NOTES, "note"),
 }  # fmt: skip
 """What the attributes are; every other one is a number, and held as an exact constant."""
 

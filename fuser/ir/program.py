@@ -156,7 +156,7 @@ class TensorProgram:
 
         def exact(node: Node) -> bool:
             entry = node.entry
-            if entry.kind in ("view", "data", "library", "opaque") or node.casts:
+            if entry.kind in ("view", "data", "library", "opaque"):
                 return False
             if entry.typed == "truth":
                 return any(self[n].dtype in WIDE for n in node.inputs)

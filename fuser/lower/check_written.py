@@ -29,6 +29,7 @@ from fuser.ir.interval import place
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import Array
+from fuser.ir.ops import op as op_def
 from fuser.ir.places import atoms_of
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import FLOAT_DTYPES
@@ -134,7 +135,8 @@ class _Called:
     @property
     def tiling(self) -> Tiling | None:
         """How the elements are divided over blocks; None where that is not known."""
-        if self.recipe.nodes[self.recipe.result][0] in RUNS or "conv" in self.kernel.op or self._grouped:
+        last = self.recipe.nodes[self.recipe.result][0]
+        if last in RUNS or (self.kernel.op != "elements" and op_def(self.kernel.op).element is None):
             return None
         return tiled(self.recipe)[0]
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from fuser.errors import UnsupportedError
 from fuser.ir.element_loads import for_all
+from fuser.ir.elements import WHOLE
 from fuser.ir.elements import Step
 from fuser.ir.elements import Tape
 from fuser.ir.opdef import evaluate
@@ -29,9 +30,6 @@ from fuser.lower.emitter import number_text
 TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "bool": "int1", "int32": "int32", "int64": "int64",
          "int8": "int8", "uint8": "uint8", "int16": "int16"}  # fmt: skip
 """Dtypes that are loaded and stored, as Triton calls them."""
-WHOLE = frozenset({"add", "sub", "mul", "neg", "abs", "maximum", "minimum", "where", "scale", "shift", "cast", "square",
-                   "clamp_min", "clamp_max", "clamp", "relu", "trunc_div"})  # fmt: skip
-"""Operators that are exact on whole numbers."""
 BETWEEN = frozenset({"maximum", "minimum", "where", "clamp_min", "clamp_max", "clamp", "relu"})
 """Those of them whose results lie among their operands and bounds."""
 FORMS = {"minimum": "tl.minimum({0}, {1})", "trunc_div": "{0} // {1}"}

@@ -1,5 +1,5 @@
 """Products of rows in groups, each with a matrix of its own (the experts of a mixture): one kernel, whatever the sizes of the
-groups are, which only the GPU knows.
+groups are, which only the GPU knows; and how many rows a group has, or where it ends.
 
 A block multiplies a tile of rows of one group. Tiles are counted group by group, so that a block finds its own from where the
 groups end; there are as many blocks as the worst sizes ask for, and those beyond the last tile end at once. Rows behind the last
@@ -70,6 +70,29 @@ def grouped(kernel: LibraryKernel, tensors: Mapping[str, Tensor], transposed: bo
         f"    tl.store(y_ptr + m[:, None] * {columns} + n[None, :], found, there & inside)",
     ]
     return Made(lines, tiles * math.ceil(columns / width), 8 if tile * width >= MOST * MOST else 4, 3 if tile >= 64 else 4)
+
+
+BINS, ELEMENTS = 32, 512
+"""Numbers that a block counts, and elements that it compares with them at once."""
+
+
+def counted(kernel: LibraryKernel, tensors: Mapping[str, Tensor], bins: int, so_far: bool) -> Made | None:
+    """Lines of a kernel that compares all elements with some numbers (``x_ptr``); None where they are no whole ones."""
+    (x,) = (tensors[a] for a in kernel.args)
+    many = math.prod(x.shape)
+    if x.dtype not in ("int32", "int64") or many >= 1 << 31:
+        return None
+    test = "(x <= here) & (x >= 0)" if so_far else "x == here"
+    lines = [
+        f"here = tl.program_id(0) * {BINS} + tl.arange(0, {BINS})[None, :]",
+        f"found = tl.zeros([1, {BINS}], tl.int32)",
+        f"for at in range(0, {many}, {ELEMENTS}):",
+        f"    place = at + tl.arange(0, {ELEMENTS})[:, None]",
+        f"    x = tl.load(x_ptr + place, place < {many}, -1)",
+        f"    found += tl.sum(({test}).to(tl.int32), 0)[None, :]",
+        f"tl.store(y_ptr + here, found, here < {bins})",
+    ]
+    return Made(lines, math.ceil(bins / BINS), 4)
 
 
 def _power(n: int) -> int:

@@ -27,6 +27,7 @@ from fuser.ir.program import Tensor
 from fuser.lower.element_code import body
 from fuser.lower.element_tiles import recipe_of
 from fuser.lower.element_tiles import tiled
+from fuser.lower.grouped_code import counted
 from fuser.lower.grouped_code import grouped
 from fuser.lower.kernel_source import KernelSource
 from fuser.lower.run_code import Made
@@ -34,7 +35,7 @@ from fuser.lower.run_code import helpers_of
 from fuser.lower.run_code import run_of
 
 CONVOLUTIONS = {f"conv{n}d": n for n in (1, 2, 3)}
-WRITTEN = RUNS | CONVOLUTIONS.keys() | {"grouped_matmul"}
+WRITTEN = RUNS | CONVOLUTIONS.keys() | {"grouped_matmul", "counts"}
 """Operators that have a source of their own."""
 SCATTERED = 2
 """Times that sectors may be asked for where an operator has a source of its own too."""
@@ -81,6 +82,8 @@ def written(
 
 
 def _of_its_own(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Made | None:
+    if kernel.op == "counts":
+        return counted(kernel, tensors, attrs["bins"], bool(attrs.get("so_far")))
     if tensors[kernel.args[0]].dtype not in FLOATS or len({*kernel.args}) != len(kernel.args):
         return None
     if kernel.op in CONVOLUTIONS:

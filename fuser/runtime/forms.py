@@ -249,6 +249,14 @@ def library_attention(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: b
     return functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
 
+def counts(x: Any, bins: int, so_far: bool = False, dtype: str = "int64") -> Any:
+    import torch
+
+    at = torch.arange(bins, device=x.device)
+    x = x.reshape(-1, 1)
+    return ((x <= at) & (x >= 0) if so_far else x == at).sum(0).to(getattr(torch, dtype))
+
+
 def grouped_matmul(x: Any, weights: Any, ends: Any, transposed: bool = False) -> Any:
     """Group by group, which asks where they end; in a trace, where nobody can say, every row by every matrix."""
     import torch
@@ -256,10 +264,10 @@ def grouped_matmul(x: Any, weights: Any, ends: Any, transposed: bool = False) ->
 
     weights = weights.transpose(1, 2) if transposed else weights
     y, begin = x.new_zeros(x.shape[0], weights.shape[2]), 0
-    if is_fake(ends) or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_fake(ends):
         at = torch.arange(x.shape[0], device=x.device)[:, None]
         for weight, end in zip(weights, ends, strict=True):
-            y, begin = y + torch.where((at >= begin) & (at < end), x, 0) @ weight, end
+            y, begin = torch.where((at >= begin) & (at < end), x @ weight, y), end
         return y
     for weight, end in zip(weights, ends.long().tolist(), strict=True):
         y[begin:end] = x[begin:end] @ weight
