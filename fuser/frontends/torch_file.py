@@ -127,11 +127,11 @@ def _imported(name: str, operator: str) -> bool:
     """Whether a package that is known to register its classes, or its operators, did so now. What else a file names is not
     imported."""
     package = name.partition(".")[0]
-    if operator:
-        module = DEFINING.get(package, "")
-    else:
-        module = name.rpartition(".")[0] if package in REGISTERING else ""
+    module = DEFINING.get(package, "") if operator else name.rpartition(".")[0] if package in REGISTERING else ""
+    if not module:
+        return False
     try:
-        return bool(module and import_module(module))
+        import_module(module)
     except ImportError:
         return False
+    return True

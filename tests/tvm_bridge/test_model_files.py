@@ -162,6 +162,26 @@ def test_results_of_classes_that_a_package_registers(
     assert capfd.readouterr().err == ""
 
 
+def test_operators_that_a_package_defines(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same of operators: the experts of a mixture are transformers' own."""
+    imported: list[str] = []
+    real = torch.export.load
+
+    def load(path: str) -> Any:
+        if not imported:
+            raise RuntimeError(f"failed to resolve torch.ops.{name}.default to an operator")
+        return real(path)
+
+    monkeypatch.setattr(torch.export, "load", load)
+    monkeypatch.setattr(torch_file, "import_module", imported.append)
+    name = "somebody.twice"
+    with pytest.raises(ModelFileError, match=r"has the operator torch\.ops\.somebody\.twice, which nothing here defines"):
+        read_model_file(exported)
+    name = "transformers.grouped_mm_fallback"
+    assert read_model_file(exported).imported.program.nodes
+    assert imported == ["transformers.integrations.moe"]
+
+
 def test_an_elementwise_model_is_supported_and_one_of_a_library_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
