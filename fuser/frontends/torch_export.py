@@ -303,7 +303,7 @@ class _Importer:
             except (UnsupportedError, ProgramError):
                 if draws(node, args, kwargs):
                     raise
-        if value is None or (isinstance(value, Ref) and not sound(value, self.builder.since(before))):
+        if value is None or (isinstance(value, Ref) and not sound(value, self.builder, before)):
             self._undo(before)
             return self._left(node, args, kwargs)
         return self._shaped(value, result)
@@ -382,7 +382,7 @@ class _Importer:
             value = self._inline(module, flat)
         except (UnsupportedError, ProgramError):
             value = None
-        ops = self.builder.since(before)
+        ops = [n.op for n in self.builder.since(before)]
         gone = {"opaque", "index", "index_put"}.intersection(ops) or sum(OPS[op].kind == "library" for op in ops) > 1
         gone = ops.count("opaque") > 1 if parts else gone
         if value is None or gone or len(ops) > PIECES:

@@ -68,8 +68,8 @@ def _load(path: str | Path) -> Any:
                 return torch.export.load(str(path))
             except Exception as error:  # noqa: BLE001 - of any class
                 failed, missing, operator = error, _unregistered(lines), _undefined([str(error), *lines])
-            name = missing or operator
-            if not name or name in asked or not _imported(name, operator):
+            name, module = (missing, _registering(missing)) if missing else (operator, _defining(operator))
+            if name in asked or not module or not _imported(module):
                 break
             asked.add(name)
     if missing:
@@ -123,13 +123,17 @@ def _undefined(lines: Sequence[str]) -> str:
     return found[-1] if found else ""
 
 
-def _imported(name: str, operator: str) -> bool:
-    """Whether a package that is known to register its classes, or its operators, did so now. What else a file names is not
-    imported."""
-    package = name.partition(".")[0]
-    module = DEFINING.get(package, "") if operator else name.rpartition(".")[0] if package in REGISTERING else ""
-    if not module:
-        return False
+def _registering(name: str) -> str:
+    """The module of a class, where that is of a package that is known to register it. What else a file names is not imported."""
+    return name.rpartition(".")[0] if name.partition(".")[0] in REGISTERING else ""
+
+
+def _defining(operator: str) -> str:
+    """The module that is known to define an operator."""
+    return DEFINING.get(operator.partition(".")[0], "")
+
+
+def _imported(module: str) -> bool:
     try:
         import_module(module)
     except ImportError:

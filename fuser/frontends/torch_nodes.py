@@ -10,10 +10,14 @@ from typing import Any
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.frontends.torch_call import arguments
+from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.elements import WHOLE
-from fuser.ir.ops import OPS
+from fuser.ir.elements import whole_constants
+from fuser.ir.opdef import OpDef
 from fuser.ir.program import FLOAT_DTYPES
+from fuser.ir.program import NARROW
+from fuser.ir.program import Node
 
 
 def draws(node: Any, args: Any, kwargs: Any) -> bool:
@@ -56,17 +60,22 @@ def needed(nodes: Sequence[Any]) -> set[Any]:
     return found
 
 
-def sound(value: Ref, made: Sequence[str]) -> bool:
-    """Whether operators of the table make a value as torch does. Kernels compute floats: whole numbers and bits are only moved,
-    compared, or a library's, but for what is exact on them."""
+def sound(value: Ref, builder: Builder, before: int) -> bool:
+    """Whether the operators behind the first so many make a value as torch does. Kernels compute in float32: of whole numbers and
+    bits they move some, compare some, and compute what is exact."""
     if value.tensor.dtype in FLOAT_DTYPES:
         return True
-    exact = frozenset[str]() if value.tensor.dtype == "bool" else WHOLE
-    entries = [OPS[op] for op in made]
-    return all(
-        e.kind in ("view", "data", "library") or e.typed == "truth" or (e.indexed and not e.hidden) or e.name in exact
-        for e in entries
-    )
+
+    def exact(node: Node) -> bool:
+        given = {builder.tensor(n).dtype for n in node.inputs}
+        # what is rounded where it is stored may be another number if it is not
+        rounded = node.op == "cast" and not given.isdisjoint(NARROW)
+        return value.tensor.dtype != "bool" and node.op in WHOLE and whole_constants(node.attrs) and not rounded
+
+    def moved(entry: OpDef) -> bool:
+        return entry.kind in ("view", "data", "library") or (entry.indexed and not entry.hidden)
+
+    return all(moved(n.entry) or n.entry.typed == "truth" or exact(n) for n in builder.since(before))
 
 
 def leaves(value: Any) -> list[Any]:

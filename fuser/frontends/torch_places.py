@@ -39,6 +39,10 @@ def _sorted(c: Call) -> tuple[Ref, Ref]:
     return c.b.op("gather", x, places, dim=dim), places
 
 
+BINS = 4096
+"""Most numbers that are counted one by one."""
+
+
 def _over_all(c: Call) -> Ref | None:
     """A pooling by one window that holds all of the trailing axes, which is a fold of them."""
     x, rank = c.tensor("self"), int(c.aten.split("_with")[0][-2])
@@ -53,7 +57,8 @@ def _over_all(c: Call) -> Ref | None:
 
 
 def _pooled(c: Call) -> Ref | None:
-    return _over_all(c) or c.by_entry()
+    whole = _over_all(c)
+    return c.by_entry() if whole is None else whole
 
 
 def _pool(c: Call) -> tuple[Ref, Ref | None]:
@@ -218,22 +223,21 @@ def _grouped(c: Call) -> Ref | None:
 
 
 def _histogram(c: Call) -> Ref | None:
-    """Of whole numbers, one a bin."""
+    """Of whole numbers, one a bin; as numbers, since CPUs have no other. Of many bins torch's float32 takes some for the next."""
     x, bins = c.tensor("self"), c["bins"]
     made = c.b.maker(x)
-    if (
-        made and made[0].op == "cast" and made[1][0].tensor.dtype in ("int32", "int64")
-    ):  # CPUs have no histograms of whole numbers
+    if made and made[0].op == "cast" and x.tensor.dtype in ("float32", "float64"):
         x = made[1][0]
-    if x.tensor.dtype not in ("int32", "int64") or (c["min"], c["max"]) != (0, bins - 1) or bins < 2:
+    if x.tensor.dtype not in ("int32", "int64") or (c["min"], c["max"]) != (0, bins - 1) or not 2 <= bins <= BINS:
         return None
     return c.b.op("counts", x, bins=bins, dtype=c.dtype)
 
 
 def _so_far(c: Call) -> Ref | None:
     made = c.b.maker(c.tensor("self"))
-    if made and made[0].op == "counts" and c.dtype in ("int32", "int64"):  # where groups end
-        return c.b.op("counts", *made[1], bins=dict(made[0].attrs)["bins"], so_far=True, dtype=c.dtype)
+    attrs = dict(made[0].attrs) if made and made[0].op == "counts" else {}
+    if made and attrs and not attrs.get("so_far") and c.dtype in ("int32", "int64"):  # where groups end
+        return c.b.op("counts", *made[1], bins=attrs["bins"], so_far=True, dtype=c.dtype)
     return c.by_entry()
 
 

@@ -30,6 +30,7 @@ from fuser.frontends.torch_norms import variance
 from fuser.frontends.torch_norms import vector_norm
 from fuser.frontends.torch_places import RULES as PLACES
 from fuser.ir.builder import Ref
+from fuser.ir.elements import EXACT
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.scalar import Scalar
 
@@ -92,7 +93,7 @@ def _by_whole(c: Call) -> bool:
     n = number_of(c["other"])
     if c.dtype in (*FLOAT_DTYPES, "bool") or not isinstance(n, int) or not is_tensor(c["self"]):
         return False
-    return 0 < n <= min(torch.iinfo(getattr(torch, c.dtype)).max, EXACT)
+    return 0 < n <= min(torch.iinfo(getattr(torch, c.dtype)).max, EXACT - 1)
 
 
 def _parts(c: Call) -> tuple[Ref, Ref]:
@@ -379,9 +380,6 @@ def _norm(c: Call) -> Any:
     y = c.reshape(y, x.shape)
     return y if result is c.result else (y, None, None)
 
-
-EXACT = 1 << 52
-"""Divisors of whole numbers that kernels have as constants."""
 
 BY_TABLE: dict[str, Callable[[Call], Any]] = {
     "add": _add, "sub": _add, "mul": _mul, "div": _div, "where": where, "gelu": _gelu, "matmul": _matmul,

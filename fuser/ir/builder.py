@@ -134,13 +134,16 @@ class Builder:
         node = next((n for n in reversed(self._nodes) if n.output == x.name), None)
         return node and (node, tuple(Ref(self, self._tensors[i]) for i in node.inputs))
 
+    def tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
+
     def extent(self, x: Ref, dim: int) -> Extent:
         """An extent that constants are tied to."""
         return Extent(x.name, dim % len(x.shape))
 
-    def since(self, nodes: int) -> list[str]:
+    def since(self, nodes: int) -> list[Node]:
         """The operators behind the first ``nodes``; their number is that of ``since(0)``."""
-        return [n.op for n in self._nodes[nodes:]]
+        return self._nodes[nodes:]
 
     def undo(self, nodes: int) -> None:
         """Forget the operators behind the first ``nodes``."""

@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from fuser.ir.element_loads import loaded_once
 from fuser.ir.opdef import OPS
 from fuser.ir.opdef import Array
 from fuser.ir.opdef import OpDef
+from fuser.ir.opdef import is_number
 from fuser.ir.places import Atom
 from fuser.ir.places import Place
 from fuser.ir.places import Truth
@@ -38,16 +40,24 @@ from fuser.ir.places import fixed
 from fuser.ir.places import flat
 from fuser.ir.places import holds
 from fuser.ir.places import value
+from fuser.ir.scalar import Scalar
 
 LONGEST, LOADS = 800, 96
 """Steps, and loads, of a tape beyond which a kernel would be absurd."""
 MOST = 64
 """Elements of a window, or of a fold, that are written out."""
 
-
 WHOLE = frozenset({"add", "sub", "mul", "neg", "abs", "maximum", "minimum", "where", "scale", "shift", "cast", "square",
                    "clamp_min", "clamp_max", "clamp", "relu", "trunc_div"})  # fmt: skip
-"""Operators that are exact on whole numbers."""
+"""Operators that are exact on whole numbers, where their constants are (:func:`whole_constants`)."""
+EXACT = 1 << 53
+"""Whole numbers that constants hold."""
+
+
+def whole_constants(attrs: Iterable[tuple[str, Any]]) -> bool:
+    """Whether constants among attributes are whole numbers as exact as they are written."""
+    values = [float(v.value() if isinstance(v, Scalar) else v) for k, v in attrs if is_number(k) and v is not None]
+    return all(v.is_integer() and abs(v) < EXACT for v in values)
 
 
 @dataclass(frozen=True)

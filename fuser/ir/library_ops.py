@@ -167,12 +167,13 @@ def _counts(x: Array, *, bins: int, so_far: bool = False, dtype: str = "int64", 
 
 
 def _grouped(x: Array, weights: Array, ends: Array, *, transposed: bool = False, **_: Any) -> Array:
-    """Rows from where one group ends to where the next one does, times the matrix of that; behind the last, zeros."""
+    """Rows from where one group ends to where the next one does, in ascending order, times the matrix of that; behind the last,
+    zeros."""
     y = np.zeros((len(x), weights.shape[1 if transposed else 2]), np.result_type(x, weights))
     begin = 0
     for weight, end in zip(weights, ends.astype(int), strict=True):
         y[begin:end] = x[begin:end] @ (weight.T if transposed else weight)
-        begin = max(begin, end)
+        begin = end
     return y
 
 
@@ -272,7 +273,7 @@ LIBRARY: tuple[OpDef, ...] = (
     OpDef("embedding", "library", 2, _embedding, attrs=("padding_idx",), optional=("padding_idx",), torch=("embedding",),
           shape=_rows, flops=0, element=element_rules.embedding),
     OpDef("counts", "library", 1, _counts, attrs=("bins", "so_far", "dtype"), optional=("so_far", "dtype"),
-          shape=lambda s, a: (a["bins"],), eager=".counts"),
+          shape=lambda s, a: (a["bins"],), eager=".counts dtype:dtype"),
     OpDef("grouped_matmul", "library", 3, _grouped, attrs=("transposed",), optional=("transposed",), flops=2,
           shape=_grouped_shape, eager=".grouped_matmul"),
     *(_convolution(rank) for rank in (1, 2, 3)),

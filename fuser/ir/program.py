@@ -158,7 +158,7 @@ class TensorProgram:
             entry = node.entry
             if entry.kind in ("view", "data", "library", "opaque"):
                 return False
-            if entry.typed == "truth":
+            if entry.typed == "truth" or (node.casts and self[node.output].dtype == "bool"):
                 return any(self[n].dtype in WIDE for n in node.inputs)
             return self[node.output].dtype not in FLOAT_DTYPES
 

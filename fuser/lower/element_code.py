@@ -11,6 +11,7 @@ import numpy as np
 
 from fuser.errors import UnsupportedError
 from fuser.ir.element_loads import for_all
+from fuser.ir.elements import EXACT
 from fuser.ir.elements import WHOLE
 from fuser.ir.elements import Step
 from fuser.ir.elements import Tape
@@ -35,8 +36,6 @@ BETWEEN = frozenset({"maximum", "minimum", "where", "clamp_min", "clamp_max", "c
 FORMS = {"minimum": "tl.minimum({0}, {1})", "trunc_div": "{0} // {1}"}
 """What has another form on whole numbers: the least one has no opposite, and Triton rounds quotients towards zero."""
 LIMIT = 1 << 31
-EXACT = 1 << 53
-"""Whole numbers that constants hold."""
 
 
 def body(tiling: Tiling, arguments: Mapping[str, str], sizes: Sequence[int], out: str) -> list[str]:

@@ -271,5 +271,5 @@ def grouped_matmul(x: Any, weights: Any, ends: Any, transposed: bool = False) ->
         return y
     for weight, end in zip(weights, ends.long().tolist(), strict=True):
         y[begin:end] = x[begin:end] @ weight
-        begin = max(begin, end)
+        begin = end
     return y

@@ -174,12 +174,14 @@ def _solve(asked: _Asked, limit: float) -> tuple[list[int], float]:
     takes twenty times as long to say so."""
     import pulp
 
-    problem = asked.problem
+    problem, until = asked.problem, time.perf_counter() + limit
     for whole in (False, True):
-        problem.solve(pulp.HiGHS(mip=whole, msg=False, gapRel=GAP, timeLimit=limit, threads=1))
+        left = max(0.0, until - time.perf_counter())
+        problem.solve(pulp.HiGHS(mip=whole, msg=False, gapRel=GAP, timeLimit=left, threads=1))
         if problem.status == pulp.LpStatusInfeasible:
             raise NoValidKernelError(f"these cannot hold together: {'; '.join(_conflict(asked))}", "leave one of them out")
-        solved = problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
+        # of a relaxation whose time was up, values are those of some step
+        solved = problem.sol_status == pulp.LpSolutionOptimal or (whole and problem.sol_status == pulp.LpSolutionIntegerFeasible)
         values = [v.value() or 0.0 for v in asked.x] if solved else []
         if whole or (values and all(min(v, 1 - v) < ROUNDED for v in values)):
             break

@@ -239,11 +239,12 @@ def search(
             rows = rows[:LOOKED]
         else:
             seconds = np.concatenate([seconds, space.estimate_rows(rows[LOOKED:], estimate)])
-        many = np.isfinite(seconds).sum()
+        runs = np.isfinite(seconds)
+        many = runs.sum()
         if far or (many >= FEWEST and seconds.min() > (HOPELESS if many >= ENOUGH else RARE) * worth):
-            top = _ranked(space, rows, seconds, effort.top)
+            top = _ranked(space, rows[runs], seconds[runs], effort.top)
             return SearchResult("sample", tuple(top), len(rows), 0, "hopeless", notes=space.notes)
-        if (runs := np.isfinite(seconds)).any():
+        if runs.any():
             first = rows[runs], seconds[runs]
     if not strategy:
         strategy = "exhaustive" if measure is None and space.work <= effort.exhaustive else "evolution"

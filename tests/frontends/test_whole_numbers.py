@@ -47,6 +47,13 @@ def results(x: Any, i: Any, u: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def by_torch(known: Any, given: Any) -> list[Any]:
+    """The results of a program, operator by operator."""
+    params = {k: torch.from_numpy(v) for k, v in known.params.items()}
+    found = run_program(known.program, dict(zip(known.inputs, given, strict=True)) | params)
+    return [found[r.name] for r in known.called.results]
+
+
 def test_it_is_exact_and_torchs() -> None:
     """By kernels too."""
     module = Fn(results).eval()
@@ -54,21 +61,34 @@ def test_it_is_exact_and_torchs() -> None:
     assert "opaque" not in {n.op for n in known.program.nodes}
     run = fuser.compile(module, (LONG, INT, BYTE), device="cpu")
     for given in ((LONG, INT, BYTE), (LONG.flip(0, 1), INT.flip(0), BYTE.flip(0)), (LONG // 1000 + 1, INT + 5, BYTE + 100)):
-        for (name, made), want in zip(run(*given).items(), module(*given).values(), strict=True):
-            assert made.dtype == want.dtype
-            assert torch.equal(made, want), name
+        wanted = module(*given)
+        for (name, made), other in zip(run(*given).items(), by_torch(known, given), strict=True):
+            assert made.dtype == other.dtype == wanted[name].dtype, name
+            assert torch.equal(made, wanted[name]) and torch.equal(other, wanted[name]), name
 
 
 @pytest.mark.parametrize(
-    "f", [lambda x: x // -3, lambda x: x // x.abs().clamp(min=1), lambda x: torch.div(x, 3, rounding_mode="trunc"), lambda x: ~x]
+    "f",
+    [
+        lambda x: x // -3,
+        lambda x: x // x.abs().clamp(min=1),
+        lambda x: torch.div(x, 3, rounding_mode="trunc"),
+        lambda x: ~x,
+        lambda x: x + (2**53 + 1),
+        lambda x: x * (2**53 + 1),
+        lambda x: (x.bfloat16() * 10.3).int(),  # what is rounded where it is stored
+    ],
 )
 def test_what_is_not_is_torchs_own(f: Callable[[Any], Any]) -> None:
     known = from_torch(Fn(f), (LONG,))
     assert "opaque" in {n.op for n in known.program.nodes}
-    (found,) = run_program(
-        known.program, {known.inputs[0]: LONG} | {k: torch.from_numpy(v) for k, v in known.params.items()}
-    ).values()
+    (found,) = by_torch(known, (LONG,))
     assert torch.equal(found, f(LONG))
+
+
+def test_bounds_beyond_what_numbers_hold() -> None:
+    known = from_torch(Fn(lambda x: x.clamp(-(2**62 + 1), 2**53 + 1)), (LONG,))
+    assert torch.equal(by_torch(known, (LONG,))[0], LONG.clamp(-(2**62 + 1), 2**53 + 1))
 
 
 def test_a_quotient_of_numbers_is_rounded_down() -> None:
@@ -101,4 +121,19 @@ def test_where_groups_end_is_one_operator() -> None:
 
     known = from_torch(Fn(ends), (ids,))
     assert [n.op for n in known.program.nodes if n.op in ("counts", "opaque", "cumsum")] == ["counts"]
+    assert torch.equal(by_torch(known, (ids,))[0], ends(ids))
     assert torch.equal(fuser.compile(Fn(ends), (ids,), device="cpu")(ids), ends(ids))
+
+
+@pytest.mark.parametrize("bins", [6, 5000])
+def test_other_sums_of_counts(bins: int) -> None:
+    """Of sums, of numbers, of so many bins that torch takes some for the next."""
+    x = torch.tensor([0, 1, 3, 3, 5, 5]) * (bins // 6)
+
+    def sums(x: Any) -> Any:
+        found = torch.histc(x.float(), bins, 0, bins - 1)
+        return found.cumsum(0, dtype=torch.int64).cumsum(0), (found[None] @ torch.ones(bins, 2)), found
+
+    known = from_torch(Fn(sums), (x,))
+    for made, want in zip(by_torch(known, (x,)), sums(x), strict=True):
+        assert made.dtype == want.dtype and torch.equal(made, want)

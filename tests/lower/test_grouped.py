@@ -53,13 +53,7 @@ def source(made: KernelGraph) -> KernelSource:
 
 
 @settings(max_examples=12)
-@given(
-    st.lists(st.integers(0, 70), min_size=1, max_size=6),
-    st.integers(0, 20),
-    st.integers(1, 40),
-    st.integers(1, 90),
-    st.booleans(),
-)
+@given(COUNTS, st.integers(0, 20), st.integers(1, 40), st.integers(1, 90), st.booleans())
 def test_groups_of_any_size_and_rows_behind_the_last(
     counts: list[int], behind: int, inner: int, columns: int, transposed: bool
 ) -> None:
@@ -73,6 +67,16 @@ def test_groups_of_any_size_and_rows_behind_the_last(
     wanted = kernel.entry.numpy(x, w, ends, transposed=transposed)
     found = interpret_source(source(made), {"x": x, "w": w, "ends": ends})["y"]
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_an_end_beyond_the_rows_is_the_last_row() -> None:
+    rng = np.random.default_rng(0)
+    x, w, ends = rng.standard_normal((8, 16)), rng.standard_normal((3, 16, 16)), np.array([2, 5, 20])
+    made = graph(8, 16, 16, 3, dtype="float32")
+    (kernel,) = made.kernels
+    assert isinstance(kernel, LibraryKernel)
+    wanted = kernel.entry.numpy(x, w, ends)
+    np.testing.assert_allclose(interpret_source(source(made), {"x": x, "w": w, "ends": ends})["y"], wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,20 @@ def test_as_cheap_as_every_choice_of_layouts(block: int) -> None:
     assert 0 < converted < 26
 
 
+def test_without_time_there_is_the_cheapest_cover_or_none() -> None:
+    """What the solver had of the relaxation when its time was up is none."""
+    for seed in range(10):
+        program = random_program(np.random.default_rng(seed), 8)
+        found = parts(program)
+        seconds = {p: 1e-6 * (1 + len(p.nodes)) for p in found}
+        try:
+            hasty = cover(program, found, seconds, limit=0.0)
+        except NoValidKernelError as error:
+            assert "no cover in its time" in error.message
+        else:
+            assert hasty.seconds == pytest.approx(cover(program, found, seconds).seconds)
+
+
 def test_what_must_be_among_them_is() -> None:
     rng = np.random.default_rng(3)
     for _ in range(10):
