@@ -10,6 +10,7 @@ from fuser.frontends import complex_numbers as on
 from fuser.frontends.complex_numbers import Rule
 from fuser.frontends.short_times import istft
 from fuser.frontends.short_times import stft
+from fuser.frontends.torch_call import aten_name
 
 MOVED = (
     "view", "_unsafe_view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze",
@@ -71,4 +72,4 @@ def rule_of(operator: Any) -> Rule | None:
 
 def takes_whole(operator: Any) -> bool:
     """Whether its rule is given complex tensors, not pairs."""
-    return str(operator).removeprefix("aten.").removesuffix(".default") in WHOLE
+    return aten_name(operator) in WHOLE

@@ -12,6 +12,10 @@ from fuser.errors import UnsupportedError
 from fuser.frontends.left import WAY_OUT
 from fuser.frontends.left import Left
 from fuser.frontends.left import attribute_of
+from fuser.frontends.torch_call import aten_name
+from fuser.frontends.torch_rules import IDENTITY
+from fuser.ir.opdef import names_of
+from fuser.ir.ops import OPS
 
 
 class Owner:
@@ -86,7 +90,7 @@ def _depends(node: Any, is_given: Callable[[Any], bool]) -> bool:
     return False
 
 
-COPIES = frozenset({"to.device", "to.dtype", "_to_copy", "to.other", "clone", "detach", "alias", "contiguous"})
+COPIES = IDENTITY | names_of(OPS["cast"].torch).keys()
 """Operators that return what they are given, in whatever dtype and place is asked for."""
 
 
@@ -113,7 +117,7 @@ def _copied(node: Any) -> Any:
     def alike(a: Any, b: Any) -> bool:
         return (a.dtype, a.device, a.shape) == (b.dtype, b.device, b.shape)
 
-    while node.op == "call_function" and str(node.target).removeprefix("aten.").removesuffix(".default") in COPIES:
+    while node.op == "call_function" and aten_name(node.target) in COPIES:
         if not alike(node.meta["val"], node.args[0].meta["val"]):
             break
         node = node.args[0]

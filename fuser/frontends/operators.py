@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fuser.frontends.torch_call import aten_name
 from fuser.frontends.torch_rules import BY_ATEN
 from fuser.frontends.torch_rules import IDENTITY
 from fuser.ir import opdef
@@ -74,7 +75,7 @@ def _core_operators() -> str:
         op = getattr(getattr(torch.ops.aten, packet), overload or "default", None)
         if op is None or torch.Tag.core not in op.tags:
             continue
-        name = str(op).removeprefix("aten.").removesuffix(".default")
+        name = aten_name(op)
         count[name in known] += 1
         if name not in known:
             found[next(title for title, holds in _ELSE if holds(op))].append(name)

@@ -163,6 +163,11 @@ class Call:
         return None if lacking & fields_read(self.node) else value
 
 
+def aten_name(operator: Any) -> str:
+    """Of an operator of torch's: ATen's without its namespace, without the overload ``default``."""
+    return str(operator).removeprefix("aten.").removesuffix(".default")
+
+
 def fields_read(node: Any) -> set[int]:
     """Which of several results somebody reads; others may be empty."""
     return {u.args[1] for u in node.users if u.target is operator.getitem and u.users}

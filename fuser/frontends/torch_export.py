@@ -42,6 +42,7 @@ from fuser.frontends.quotients import strictly
 from fuser.frontends.roundings import with_roundings
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import arguments
+from fuser.frontends.torch_call import aten_name
 from fuser.frontends.torch_call import dtype_name
 from fuser.frontends.torch_call import fields_read
 from fuser.frontends.torch_call import is_tensor
@@ -287,7 +288,7 @@ class _Importer:
 
     def _real(self, node: Any, args: Any, kwargs: Any) -> Any:
         """An operator on real numbers: by a rule, the table, or torch's."""
-        aten = str(node.target).removeprefix("aten.").removesuffix(".default")
+        aten = aten_name(node.target)
         result = node.meta.get("val")
         if aten in IDENTITY:
             return args[0]

@@ -15,9 +15,11 @@ from fuser.ir.builder import Ref
 from fuser.ir.elements import WHOLE
 from fuser.ir.elements import whole_constants
 from fuser.ir.opdef import OpDef
+from fuser.ir.opdef import is_number
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import NARROW
 from fuser.ir.program import Node
+from fuser.ir.scalar import numbers
 
 
 def draws(node: Any, args: Any, kwargs: Any) -> bool:
@@ -70,7 +72,8 @@ def sound(value: Ref, builder: Builder, before: int) -> bool:
         given = {builder.tensor(n).dtype for n in node.inputs}
         # what is rounded where it is stored may be another number if it is not
         rounded = node.op == "cast" and not given.isdisjoint(NARROW)
-        return value.tensor.dtype != "bool" and node.op in WHOLE and whole_constants(node.attrs) and not rounded
+        constants = (float(v) for k, v in numbers(node.attrs).items() if is_number(k) and v is not None)
+        return value.tensor.dtype != "bool" and node.op in WHOLE and whole_constants(constants) and not rounded
 
     def moved(entry: OpDef) -> bool:
         return entry.kind in ("view", "data", "library") or (entry.indexed and not entry.hidden)

@@ -28,7 +28,6 @@ from fuser.ir.element_loads import loaded_once
 from fuser.ir.opdef import OPS
 from fuser.ir.opdef import Array
 from fuser.ir.opdef import OpDef
-from fuser.ir.opdef import is_number
 from fuser.ir.places import Atom
 from fuser.ir.places import Place
 from fuser.ir.places import Truth
@@ -40,7 +39,6 @@ from fuser.ir.places import fixed
 from fuser.ir.places import flat
 from fuser.ir.places import holds
 from fuser.ir.places import value
-from fuser.ir.scalar import Scalar
 
 LONGEST, LOADS = 800, 96
 """Steps, and loads, of a tape beyond which a kernel would be absurd."""
@@ -54,9 +52,8 @@ EXACT = 1 << 53
 """Whole numbers that constants hold."""
 
 
-def whole_constants(attrs: Iterable[tuple[str, Any]]) -> bool:
-    """Whether constants among attributes are whole numbers as exact as they are written."""
-    values = [float(v.value() if isinstance(v, Scalar) else v) for k, v in attrs if is_number(k) and v is not None]
+def whole_constants(values: Iterable[float]) -> bool:
+    """Whether constants are whole numbers as exact as they are written."""
     return all(v.is_integer() and abs(v) < EXACT for v in values)
 
 

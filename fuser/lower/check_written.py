@@ -98,13 +98,10 @@ class _Called:
             else:
                 low = 0 if places or t.dtype.startswith("u") else -magnitude
                 x = rng.integers(low, min([magnitude, *places]) + 1, t.shape)
-                x = np.sort(rng.integers(0, self.program[self.program.inputs[0]].shape[0] + 1, t.shape)) if self._grouped else x
+                if self.kernel.op == "grouped_matmul":
+                    x = np.sort(rng.integers(0, self.program[self.program.inputs[0]].shape[0] + 1, t.shape))
                 drawn[tensor] = np.where((x == 0) & domains.get(name, ANY).nonzero, 1, x).astype(t.dtype)
         return {name: drawn[tensor] for name, tensor in self.operands}
-
-    @property
-    def _grouped(self) -> bool:
-        return self.kernel.op == "grouped_matmul"
 
     def _places(self) -> list[int]:
         """The last places that whole numbers name."""

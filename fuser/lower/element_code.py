@@ -11,10 +11,10 @@ import numpy as np
 
 from fuser.errors import UnsupportedError
 from fuser.ir.element_loads import for_all
-from fuser.ir.elements import EXACT
 from fuser.ir.elements import WHOLE
 from fuser.ir.elements import Step
 from fuser.ir.elements import Tape
+from fuser.ir.elements import whole_constants
 from fuser.ir.opdef import evaluate
 from fuser.ir.ops import op as op_def
 from fuser.ir.places import Atom
@@ -264,7 +264,7 @@ class Writer:
             return self.cast(xs[0], next(iter(given)), s.dtype)
         entry = op_def(s.op)
         whole = s.dtype not in FLOAT_DTYPES and s.dtype != "bool"
-        exact = s.op in WHOLE and all(v.is_integer() and abs(v) < EXACT for v in numbers.values())
+        exact = s.op in WHOLE and whole_constants(numbers.values())
         if (whole and not exact) or "float64" in given or not (entry.triton or entry.formula):
             raise UnsupportedError(f"operator {s.op!r} on {s.dtype} has no Triton form")
         if entry.narrow and s.dtype in NARROW:

@@ -32,6 +32,7 @@ from fuser.ir.places import holds
 from fuser.ir.places import split
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import Tensor
+from fuser.lower.pieces import next_power
 
 SECTOR = 32
 """Bytes that memory moves at once."""
@@ -68,11 +69,11 @@ class Tiling:
     @cached_property
     def rows(self) -> int:
         """Elements of a block along ``across``."""
-        return min(SIDE, _power(self.tape.shape[self.across])) if self.across >= 0 else 1
+        return min(SIDE, next_power(self.tape.shape[self.across])) if self.across >= 0 else 1
 
     @cached_property
     def columns(self) -> int:
-        return min(SIDE, _power(self.tape.shape[-1])) if self.across >= 0 else self.size
+        return min(SIDE, next_power(self.tape.shape[-1])) if self.across >= 0 else self.size
 
     @cached_property
     def blocks(self) -> int:
@@ -137,10 +138,6 @@ def tiled(recipe: Recipe) -> tuple[Tiling, Traffic]:
 def _tiled(text: str) -> tuple[Tiling, Traffic]:
     recipe = Recipe.read(text)
     return best_tiling(joined(recipe.elements, recipe.result))
-
-
-def _power(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 def joined(made: Elements, name: str) -> Tape:

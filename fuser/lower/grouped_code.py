@@ -15,6 +15,7 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import Tensor
 from fuser.lower.options import PRECISION
+from fuser.lower.pieces import next_power
 from fuser.lower.run_code import Made
 
 LEAST, MOST = 16, 128
@@ -30,10 +31,10 @@ def grouped(kernel: LibraryKernel, tensors: Mapping[str, Tensor], transposed: bo
     (rows, inner), groups, columns = x.shape, w.shape[0], tensors[kernel.output].shape[1]
     if max(rows * inner, rows * columns, inner * columns) >= 1 << 31 or not ends.dtype.startswith("int"):
         return None
-    tile = min(MOST, max(LEAST, _power(rows // groups)))
-    width = min(MOST if tile >= 64 else 64, max(16, _power(columns)))
-    depth = min(BYTES // DTYPE_BYTES[x.dtype] * (2 if tile < 64 else 1), max(16, _power(inner)))
-    lanes, several = _power(groups + 1), min(groups + 1, rows)
+    tile = min(MOST, max(LEAST, next_power(rows // groups)))
+    width = min(MOST if tile >= 64 else 64, max(16, next_power(columns)))
+    depth = min(BYTES // DTYPE_BYTES[x.dtype] * (2 if tile < 64 else 1), max(16, next_power(inner)))
+    lanes, several = next_power(groups + 1), min(groups + 1, rows)
     tiles = (rows + (tile - 1) * several) // tile
     whole = inner % depth == 0
     precision = f', input_precision="{PRECISION.default}"' if x.dtype == "float32" else ""
@@ -93,8 +94,3 @@ def counted(kernel: LibraryKernel, tensors: Mapping[str, Tensor], bins: int, so_
         f"tl.store(y_ptr + here, found, here < {bins})",
     ]
     return Made(lines, math.ceil(bins / BINS), 4)
-
-
-def _power(n: int) -> int:
-    """The next power of two."""
-    return 1 << max(0, n - 1).bit_length()

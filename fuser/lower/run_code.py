@@ -25,6 +25,7 @@ from fuser.ir.places import split
 from fuser.ir.program import FLOATS
 from fuser.lower.element_code import LIMIT
 from fuser.lower.element_code import Writer
+from fuser.lower.pieces import next_power
 
 HELPERS = {
     "product": """@triton.jit
@@ -73,12 +74,12 @@ class _Tile:
         """``most`` elements; None where too few blocks would go through a long axis: torch cuts it."""
         outer, n, inner = math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
         groups, across = (outer, inner) if inner > 1 else (1, outer)
-        columns = min(_power(across), 32 if inner > 1 else max(most // _power(n), 1))
+        columns = min(next_power(across), 32 if inner > 1 else max(most // next_power(n), 1))
         while columns > (8 if inner > 1 else 1) and groups * -(-across // columns) < ENOUGH:
             columns //= 2
-        made = _Tile(n, groups, across, inner, max(min(_power(n), most // columns), 1), columns)
+        made = _Tile(n, groups, across, inner, max(min(next_power(n), most // columns), 1), columns)
         if made.blocks < ENOUGH and inner > 1:  # few blocks: each has more under way
-            made = replace(made, size=min(_power(n), 4 * most // columns))
+            made = replace(made, size=min(next_power(n), 4 * most // columns))
         return None if made.blocks < ENOUGH // 4 and n > 4 * BLOCK else made
 
     @property
@@ -117,10 +118,6 @@ class _Tile:
             *lines,
         ]
         return [f"for at in range(0, {self.n}, {self.size}):", *("    " + x for x in text)] if several else ["at = 0", *text]
-
-
-def _power(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 def run_of(recipe: Recipe, pointers: Sequence[str]) -> Made | None:

@@ -77,7 +77,15 @@ def written(
     parts = (HEAD, *(h.rstrip() for h in helpers_of(made.lines)), "\n".join(("@triton.jit", head)))
     text = "\n".join(("\n\n\n".join(parts), *("    " + line if line else "" for line in made.lines))) + "\n"
     return KernelSource(
-        name, text, args, tuple(t.dtype for t in shown), tuple(t.shape for t in shown), (kernel.output,), *made[1:]
+        name,
+        text,
+        args,
+        tuple(t.dtype for t in shown),
+        tuple(t.shape for t in shown),
+        (kernel.output,),
+        made.grid,
+        made.warps,
+        made.stages,
     )
 
 

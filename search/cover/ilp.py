@@ -182,10 +182,10 @@ def _solve(asked: _Asked, limit: float) -> tuple[list[int], float]:
             raise NoValidKernelError(f"these cannot hold together: {'; '.join(_conflict(asked))}", "leave one of them out")
         # of a relaxation whose time was up, values are those of some step
         solved = problem.sol_status == pulp.LpSolutionOptimal or (whole and problem.sol_status == pulp.LpSolutionIntegerFeasible)
-        values = [v.value() or 0.0 for v in asked.x] if solved else []
-        if whole or (values and all(min(v, 1 - v) < ROUNDED for v in values)):
+        values = [v.value() or 0.0 for v in asked.x]
+        if whole or (solved and all(min(v, 1 - v) < ROUNDED for v in values)):
             break
-    if not values:
+    if not solved:
         raise NoValidKernelError("the solver found no cover in its time", "give it more time")
     gap = max(0.0, problem.solverModel.getInfo().mip_gap) if whole else 0.0
     return [i for i, v in enumerate(values) if v > 0.5], gap

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -135,24 +136,34 @@ def test_a_damaged_archive_is_an_error_that_names_it(exported: Path, tmp_path: P
         read_model_file(bad)
 
 
-def test_results_of_classes_that_a_package_registers(
-    exported: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """torch loads a file that has them once their package is imported; no other package is imported for a file."""
+def imported_for_a_file(monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]) -> list[str]:
+    """Modules that are imported for a file, none in truth; where there is none, torch is to ``fail`` to load it."""
     imported: list[str] = []
     real = torch.export.load
 
     def load(path: str) -> Any:
         if not imported:
-            try:
-                raise NotImplementedError(f"Deserializing {name}.Output in pytree is not registered.")
-            except NotImplementedError:
-                logging.getLogger("torch.export").warning("Ran into an error", exc_info=True)
-                raise RuntimeError("see above") from None
+            fail()
         return real(path)
 
     monkeypatch.setattr(torch.export, "load", load)
     monkeypatch.setattr(torch_file, "import_module", imported.append)
+    return imported
+
+
+def test_results_of_classes_that_a_package_registers(
+    exported: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """torch loads a file that has them once their package is imported; no other package is imported for a file."""
+
+    def fail() -> None:
+        try:
+            raise NotImplementedError(f"Deserializing {name}.Output in pytree is not registered.")
+        except NotImplementedError:
+            logging.getLogger("torch.export").warning("Ran into an error", exc_info=True)
+            raise RuntimeError("see above") from None
+
+    imported = imported_for_a_file(monkeypatch, fail)
     name = "somebody.modeling"
     with pytest.raises(ModelFileError, match=r"results of somebody\.modeling\.Output, of which torch knows nothing"):
         read_model_file(exported)
@@ -164,16 +175,11 @@ def test_results_of_classes_that_a_package_registers(
 
 def test_operators_that_a_package_defines(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same of operators: the experts of a mixture are transformers' own."""
-    imported: list[str] = []
-    real = torch.export.load
 
-    def load(path: str) -> Any:
-        if not imported:
-            raise RuntimeError(f"failed to resolve torch.ops.{name}.default to an operator")
-        return real(path)
+    def fail() -> None:
+        raise RuntimeError(f"failed to resolve torch.ops.{name}.default to an operator")
 
-    monkeypatch.setattr(torch.export, "load", load)
-    monkeypatch.setattr(torch_file, "import_module", imported.append)
+    imported = imported_for_a_file(monkeypatch, fail)
     name = "somebody.twice"
     with pytest.raises(ModelFileError, match=r"has the operator torch\.ops\.somebody\.twice, which nothing here defines"):
         read_model_file(exported)

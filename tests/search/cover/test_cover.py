@@ -136,6 +136,13 @@ def test_as_cheap_as_every_choice_of_layouts(block: int) -> None:
     assert 0 < converted < 26
 
 
+def test_of_nothing_there_is_an_empty_cover() -> None:
+    b = Builder("nothing")
+    x = b.input("x", (4, 4))
+    nothing = replace(b.build(y=x.T), nodes=(), outputs=("x",))
+    assert cover(nothing, [], {}).parts == ()
+
+
 def test_without_time_there_is_the_cheapest_cover_or_none() -> None:
     """What the solver had of the relaxation when its time was up is none."""
     for seed in range(10):
