@@ -1,6 +1,6 @@
-"""Kernels for operators that no block of a µGraph holds: those that run along an axis, convolutions of single channels, products
-of rows in groups, and all whose elements follow from a few elements of their operands (:mod:`fuser.ir.elements`), several of them
-at once too.
+"""Kernels for operators that no block of a µGraph holds: those that run along an axis or order what lies along it, convolutions
+of single channels, products of rows in groups, and all whose elements follow from a few elements of their operands
+(:mod:`fuser.ir.elements`), several of them at once too.
 
 A source here is of tensors that lie row after row. Where there is none for some attributes, dtype or shape, torch computes the
 operator.
@@ -30,12 +30,14 @@ from fuser.lower.element_tiles import tiled
 from fuser.lower.grouped_code import counted
 from fuser.lower.grouped_code import grouped
 from fuser.lower.kernel_source import KernelSource
+from fuser.lower.order_code import ordered
 from fuser.lower.run_code import Made
 from fuser.lower.run_code import helpers_of
 from fuser.lower.run_code import run_of
 
 CONVOLUTIONS = {f"conv{n}d": n for n in (1, 2, 3)}
-WRITTEN = RUNS | CONVOLUTIONS.keys() | {"grouped_matmul", "counts"}
+ORDERS = {"argsort", "argtopk"}
+WRITTEN = RUNS | CONVOLUTIONS.keys() | ORDERS | {"grouped_matmul", "counts"}
 """Operators that have a source of their own."""
 SCATTERED = 2
 """Times that sectors may be asked for where an operator has a source of its own too."""
@@ -92,6 +94,8 @@ def written(
 def _of_its_own(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Made | None:
     if kernel.op == "counts":
         return counted(kernel, tensors, attrs["bins"], bool(attrs.get("so_far")))
+    if kernel.op in ORDERS:
+        return ordered(kernel, attrs, tensors)
     if tensors[kernel.args[0]].dtype not in FLOATS or len({*kernel.args}) != len(kernel.args):
         return None
     if kernel.op in CONVOLUTIONS:

@@ -43,7 +43,9 @@ from fuser.runtime.places import within_places
 from fuser.runtime.plan import Plan
 from fuser.runtime.torch_program import apply
 
-APART = ("conv", "mm.", "rnn", "lstm", "gru.", "sort", "topk", "attention", "fft", "linalg", "kthvalue", "median", "mode.")
+APART = (
+    "conv", "mm.", "grouped", "rnn", "lstm", "gru.", "sort", "topk", "attention", "fft", "linalg", "kthvalue", "median", "mode.",
+)  # fmt: skip
 """Operators that the compiler leaves to libraries too, or that are long loops (by what is in their names), so that nothing is
 gained."""
 ORDERS = ("sort", "topk", "kthvalue", "median", "mode.")

@@ -24,7 +24,11 @@ from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import subprogram
 from fuser.lower.compile import KernelArtifact
+from fuser.lower.order_code import Order
+from fuser.lower.written import ORDERS
+from fuser.runtime.forms import in_groups
 from fuser.runtime.library import WHOLE
+from fuser.runtime.library import constants
 from fuser.runtime.library import views_of
 from fuser.runtime.recurrent import network
 from search.cover.joint import WHOLE_KERNEL
@@ -40,6 +44,7 @@ from search.cover.shown import views_to
 from search.library_attention import attention_seconds
 from search.library_attention import is_aligned
 from search.library_time import library_seconds
+from search.order_time import torch_seconds
 from search.ranked import Ranked
 from search.ranked import Tuned
 
@@ -55,6 +60,8 @@ ADDING = ("index_add", "scatter_add", "index_reduce", "scatter_reduce")
 """Operators that add up by atomics what they are told to add to the same place."""
 OURS = ("resize",)
 """Operators of which ours took an H200 0.6 to 0.8 times as long (bicubic and trilinear)."""
+IN_GROUPS = 1.3
+"""How much longer torch's products of rows in groups take than ours (11 shapes in bfloat16 on an H200: 0.7 to 2.8)."""
 SPILLED, LONGER = 512, 2.0
 """Bytes of local memory a thread beyond which a kernel takes so many times its estimate, or more (2224 bytes: 121 µs, not 41)."""
 LARGEST, ATTENDING = 200, 64
@@ -112,7 +119,7 @@ def only_theirs(program: TensorProgram, device: Device, found: Ranked) -> Tuned 
 
 def rival(program: TensorProgram, device: Device, seconds: float) -> Tuned | None:
     """All of it by torch's compiler, whatever that takes: ``seconds`` stand for it."""
-    if any(map(_recurs, program.nodes)):
+    if any(_recurs(n) or _by_each(program, n) for n in program.nodes):
         return None
     with suppress(FuserError):
         return by_library(program, device, seconds, WHOLE)
@@ -123,6 +130,14 @@ def _recurs(node: Node) -> bool:
     """Whether a call is a recurrent network: torch's compiler leaves these to their library, but where it is given a graph it
     writes out every step (a thousand steps of six layers took minutes)."""
     return bool(network(str(node.attr.get("callee", ""))))
+
+
+def _by_each(program: TensorProgram, node: Node) -> bool:
+    """Whether rows in groups are multiplied by every matrix where torch's compiler has them."""
+    if node.op != "grouped_matmul":
+        return False
+    x, out = program[node.inputs[0]], program[node.output]
+    return not in_groups(x.shape, out.shape, x.dtype)
 
 
 def _seconds(program: TensorProgram, device: Device) -> float:
@@ -198,5 +213,13 @@ def _called(part: TensorProgram, device: Device) -> float:
     views, table = views_of(graph), graph.device_tensors
     moved = (2 * table[k.output].nbytes for k in kernels if moves_only(part.producers[k.output]) and k.output not in views)
     called = (k for k in kernels if not moves_only(part.producers[k.output]))
-    seconds = (library_seconds(graph, k, device, CHAINED, copied=True) for k in called)
-    return math.fsum((*(memory_kernel_seconds(n, device) for n in moved), *seconds))
+    return math.fsum((*(memory_kernel_seconds(n, device) for n in moved), *(_call_seconds(graph, k, device) for k in called)))
+
+
+def _call_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -> float:
+    """Of what torch itself has for an operator."""
+    if kernel.op in ORDERS:
+        x = graph.device_tensors[kernel.args[0]]
+        return torch_seconds(Order.of(kernel.op, constants(kernel, graph, graph.device_tensors), x), device)
+    seconds = library_seconds(graph, kernel, device, CHAINED, copied=True)
+    return seconds * (IN_GROUPS if kernel.op == "grouped_matmul" else 1.0)
