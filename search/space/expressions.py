@@ -45,6 +45,9 @@ MAX_FOLDED = 4
 SHORT = 64
 """Elements of a sum beside a product up to which it is no loop."""
 
+LEAST = 16
+"""Elements along an axis of a product that no tile is smaller than."""
+
 MAX_CHAIN = 3
 """Most contractions of a block whose inner loops are tiled. A loop around a layer of a deeper chain would do all layers before it
 again in each trip, or keep one of their tiles for each."""
@@ -110,19 +113,37 @@ def _feeds_contraction(block: BlockGraph, value: str) -> bool:
 
 def expression_axes(block: BlockGraph) -> tuple[str, ...]:
     """The loops of a block's expressions, in the order of its axes."""
-    used = {a for c in computations(block) for a in c.axes} - short_sums(block)
+    used = {a for c in computations(block) for a in c.axes} - short_axes(block)
     return tuple(a.name for a in block.axes if a.name in used)
 
 
-def short_sums(block: BlockGraph) -> frozenset[str]:
-    """Axes over which a kernel with a product sums a few elements beside it, the sums of a row's groups, say: no loop is worth
-    its place in the expressions, which are many times as many with each."""
+@lru_cache(maxsize=1024)
+def contracted(block: BlockGraph) -> dict[str, bool]:
+    """Axes of contractions; True for those that take the tensor cores' tile, one for each side of each contraction."""
+    batch = set(batch_axes(block))
+    found: dict[str, bool] = {}
+    for s in block.computes:
+        if not s.contracts:
+            continue
+        left, right = (set(block.by_value[a].axes) - batch for a in s.args)
+        for side in (left - right, right - left, set(s.reduce)):
+            if side:
+                longest = max(sorted(side), key=lambda a: block.extents[a])
+                found |= {a: found.get(a, False) or a == longest for a in side}
+    return found
+
+
+def short_axes(block: BlockGraph) -> frozenset[str]:
+    """Axes without a loop in a kernel with a product: what it sums beside it, the sums of a row's groups, say, and is short (no
+    loop is worth its place in the expressions, which are many times as many with each); and what no tile is smaller than."""
     if not any(s.contracts for s in block.computes):
         return frozenset()
     multiplied = {a for s in block.computes if s.contracts for a in (*s.axes, *s.reduce)}
     stored = {a for s in block.stores for a in s.axes}
     small = {a.name for a in block.axes if 1 < a.extent <= SHORT}
-    return frozenset(a for s in block.computes if not s.contracts for a in s.reduce if a in small) - multiplied - stored
+    tiled = {name for name, by_tensor_cores in contracted(block).items() if by_tensor_cores} - set(bindable(block))
+    whole = {a.name for a in block.axes if 1 < a.extent <= LEAST and a.name in tiled}
+    return frozenset(a for s in block.computes if not s.contracts for a in s.reduce if a in small) - multiplied - stored | whole
 
 
 def too_deep(block: BlockGraph) -> str:

@@ -34,10 +34,11 @@ from fuser.ir.pitched import reaches
 from fuser.ir.tiling import TilingExpr
 from search.space.expressions import batch_axes
 from search.space.expressions import bindable
+from search.space.expressions import contracted
 from search.space.expressions import expression_axes
 from search.space.expressions import rule1
 from search.space.expressions import rule2
-from search.space.expressions import short_sums
+from search.space.expressions import short_axes
 from search.space.expressions import sub_expressions
 from search.space.expressions import tiling_expressions
 from search.space.expressions import too_deep
@@ -132,7 +133,7 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
     end of the row (there may be none).
     """
     splits = {g for _, g in block.splits}
-    batch, loops, chained = set(batch_axes(block)), expression_axes(block), _contracted(block)
+    batch, loops, chained = set(batch_axes(block)), expression_axes(block), contracted(block)
     stored, whole = block.stores[0].access, bool(too_deep(block))
     dims = [[a for a in d if a not in batch and a not in splits] for d in (stored.dims if stored else ())]
     last = list(chain.from_iterable([d for d in dims if d][-2:]))
@@ -148,7 +149,7 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
         elif a.name in chained:
             sizes = multiples(a.extent) if chained[a.name] else powers(a.extent)
             sizes = (*FINE, *sizes) if _fine(block, a.name) and a.extent > MMA else sizes
-        elif a.name in short_sums(block):
+        elif a.name in short_axes(block):
             sizes = (a.extent,)
         elif a.name in block.reduced:
             sizes = powers(a.extent, MMA if block.contracts or a.name in runs else 1)
@@ -192,21 +193,6 @@ def _fine(block: BlockGraph, axis: str) -> bool:
         if not vector(block, s) or axis in s.reduce or any(x is None or axis in x.dims[-1] for x in loads):
             return False
     return True
-
-
-def _contracted(block: BlockGraph) -> dict[str, bool]:
-    """Axes of contractions; True for those that take the tensor cores' tile, one for each side of each contraction."""
-    batch = set(batch_axes(block))
-    found: dict[str, bool] = {}
-    for s in block.computes:
-        if not s.contracts:
-            continue
-        left, right = (set(block.by_value[a].axes) - batch for a in s.args)
-        for side in (left - right, right - left, set(s.reduce)):
-            if side:
-                longest = max(sorted(side), key=lambda a: block.extents[a])
-                found |= {a: found.get(a, False) or a == longest for a in side}
-    return found
 
 
 def expressions(block: BlockGraph) -> tuple[tuple[TilingExpr, ...], str]:

@@ -140,9 +140,9 @@ def test_nothing_to_show_is_a_usage_error(capsys: pytest.CaptureFixture[str]) ->
 def test_a_chain_too_long_to_enumerate_is_tiled_over_the_grid_only() -> None:
     """Eight loops: said in the notes, and what is left are schedules without loops."""
     b = Builder("long")
-    x = b.input("X", (512, 16))
+    x = b.input("X", (512, 32))
     for i in range(6):
-        x = x @ b.input(f"W{i}", (16, 16))
+        x = x @ b.input(f"W{i}", (32, 32))
     block = fuse(b.build(Y=x)).blocks[0]
     f = funnel(block, A100)
     assert f.left == ("",) and any("8 loops" in n for n in f.notes)
