@@ -94,7 +94,8 @@ def _by_rank(order: Order) -> Made:
     n, rows, inner = order.n, order.rows, order.inner
     items, beside = (8, 512) if rows * n <= 1 << 14 else (32, 128)
     beside = max(16, min(beside, next_power(n)))
-    if short := n < SHORT:
+    short, per = n < SHORT, -(-n // items)
+    if short:
         items = max(items, 1024 // beside)
         lines = [
             f"item = tl.program_id(0) * {items} + tl.arange(0, {items})",
@@ -103,7 +104,6 @@ def _by_rank(order: Order) -> Made:
             f"there = item < {rows * n}",
         ]
     else:
-        per = -(-n // items)
         lines = [
             f"row = tl.program_id(0) // {per}",
             f"i = tl.program_id(0) % {per} * {items} + tl.arange(0, {items})",

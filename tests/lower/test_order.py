@@ -27,7 +27,8 @@ DTYPES = st.sampled_from(["float32", "float16", "bfloat16", "int64", "int32", "u
 
 def source(shape: tuple[int, ...], dtype: str, op: str = "argsort", **attrs: Any) -> tuple[LibraryKernel, KernelSource | None]:
     kernel = LibraryKernel("o", op, ("x",), "y", tuple(sorted(attrs.items())))
-    out = kernel.entry.shape([shape], attrs) if op == "argtopk" else shape
+    dim, k = attrs.get("dim", -1) % len(shape), attrs.get("k", 0)
+    out = (*shape[:dim], k, *shape[dim + 1 :]) if op == "argtopk" else shape
     return kernel, written(kernel, attrs, {"x": Tensor("x", shape, dtype), "y": Tensor("y", out, "int64")}, {})
 
 

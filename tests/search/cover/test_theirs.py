@@ -108,6 +108,25 @@ class Lifted(torch.nn.Module):
         return y.new_zeros(64, 16).index_add(0, cell, y) if self.adds else y[cell]
 
 
+@pytest.mark.parametrize(("dtype", "columns", "taken"), [("bfloat16", 64, True), ("bfloat16", 60, False), ("float16", 64, False)])
+def test_products_in_groups_are_theirs_where_torch_has_a_kernel_for_them(dtype: str, columns: int, taken: bool) -> None:
+    """Else it would multiply every row by every matrix."""
+    b = Builder("experts", dtype)
+    x, w, ends = b.input("X", (512, 64)), b.input("W", (8, 64, columns)), b.input("E", (8,), "int32")
+    p = b.build(Y=b.relu(b.op("grouped_matmul", x, w, ends)))
+    assert (rival(p, H200, 1e-5) is not None) == (wholly(p, H200) is not None) == taken
+
+
+def test_torchs_sorting_has_its_own_price() -> None:
+    """11 to 40 µs of an H200 however little it sorts; ours a fraction of that."""
+    b = Builder("sorted", "float32")
+    x = b.input("X", (64, 256))
+    p = b.build(Y=b.op("argtopk", b.relu(x), k=4, dim=-1, largest=True, dtype="int64"))
+    theirs = wholly(p, H200)
+    assert theirs is not None and theirs.winner.seconds > 10e-6
+    assert any(isinstance(k, LibraryKernel) and k.op == "argtopk" and JOINED not in dict(k.attrs) for k in chosen(p).kernels)
+
+
 @pytest.mark.parametrize("adds", [False, True])
 def test_pixels_that_are_added_up_are_theirs(adds: bool) -> None:
     given = torch.randn(2, 8, 16, 16).half(), torch.randint(64, (512,))
