@@ -29,6 +29,7 @@ from fuser.runtime.library import matmul_parts
 from fuser.runtime.library import value_of
 from fuser.runtime.library import views_of
 from search.order_time import order_seconds
+from search.order_time import torch_seconds
 
 TURNING = 3.0
 """Times the bytes of an image that a library moves at the same rate to bring channels where it wants them: an H200 took 40, 4.5
@@ -57,7 +58,9 @@ def library_seconds(
     if kernel.op == "grouped_matmul":
         return _grouped_seconds(tensors[kernel.args[0]], tensors[kernel.args[1]], tensors[kernel.output], device)
     if kernel.op in ORDERS:
-        return order_seconds(Order.of(kernel.op, constants(kernel, graph, tensors), tensors[kernel.args[0]]), device)
+        order = Order.of(kernel.op, constants(kernel, graph, tensors), tensors[kernel.args[0]])
+        ours = tensors[kernel.output].dtype == "int64" and not _strided(graph, kernel.args[0])
+        return order_seconds(order, device) if ours else torch_seconds(order, device)
     if not kernel.contracts:
         moved = refined.memory_kernel_seconds(sum(tensors[a].nbytes for a in (*kernel.args, kernel.output)), device)
         more = bias_seconds(kernel.op, len(kernel.args), tensors[kernel.output].nbytes, device)

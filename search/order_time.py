@@ -7,6 +7,7 @@ and in seconds where they wait.
 from __future__ import annotations
 
 from fuser.device import Device
+from fuser.ir.program import DTYPE_BYTES
 from fuser.lower.order_code import SHORT
 from fuser.lower.order_code import Order
 
@@ -14,6 +15,8 @@ BEGIN, TURN = 2.5e-6, 0.4e-6
 """Seconds of a kernel of ours that has little to do, and of a turn that takes one more element."""
 TAKEN, COMPARED = 5.0, 4.0
 """Elements that a multiprocessor goes through in a cycle: for the next one of a row, and to compare another with."""
+SECTOR = 32
+"""Bytes that are read at least."""
 WIDER = 1.5
 """Times as long as torch takes for numbers of 64 bits."""
 
@@ -22,10 +25,21 @@ def order_seconds(order: Order, device: Device) -> float:
     """Of what a call runs."""
     rate = device.sm_count * device.clock
     if order.in_turn:
-        return BEGIN + max(order.first * TURN, order.rows * order.n * order.first / (TAKEN * rate))
+        turns = order.rows * order.n * order.first / (TAKEN * rate)
+        return BEGIN + max(order.first * TURN, turns, _moving(order, device))
     if order.by_rank:
-        return BEGIN + order.rows * order.n**2 / (COMPARED * rate)
+        return BEGIN + max(order.rows * order.n**2 / (COMPARED * rate), _moving(order, device))
     return torch_seconds(order, device)
+
+
+def _moving(order: Order, device: Device) -> float:
+    """Seconds in which elements and places go through memory; of rows across it whole sectors through the L2 for each, but
+    where a block has neighbouring rows."""
+    size = DTYPE_BYTES[order.dtype]
+    read, written = order.rows * order.n * size, order.rows * order.first * DTYPE_BYTES["int64"]
+    run = size * (order.n if order.inner == 1 else min(order.inner, order.several))
+    asked = (read + written) * max(SECTOR / run, 1.0)
+    return max((read + written) / device.memory_bandwidth, asked / device.l2_bandwidth)
 
 
 def torch_seconds(order: Order, device: Device) -> float:

@@ -42,7 +42,8 @@ class Tile(NamedTuple):
         rows = min(MOST if mean >= 2 * MOST else MOST // 2, max(LEAST, next_power(mean)))
         width = min(64 if rows == LEAST else 128, max(16, next_power(columns)))
         depth = min(BYTES // DTYPE_BYTES[x.dtype] * (2 if rows == 32 else 1), max(16, next_power(x.shape[1])))
-        return Tile(rows, width, depth, 4 if rows in (LEAST, 64) else 3, 8 if rows * width >= MOST * MOST else 4)
+        many = MOST * MOST // (4 if x.dtype == "float32" else 1)  # which is multiplied in three parts
+        return Tile(rows, width, depth, 4 if rows in (LEAST, 64) else 3, 8 if rows * width >= many else 4)
 
 
 def grouped(kernel: LibraryKernel, tensors: Mapping[str, Tensor], transposed: bool, chosen: Tile | None = None) -> Made | None:

@@ -58,6 +58,11 @@ class Order:
         return few and self.dtype in KEYS and self.dtype not in WIDE and self.n * self.rows < 1 << 31
 
     @property
+    def several(self) -> int:
+        """Rows of a block that takes elements one after another."""
+        return max(1, min(HELD // next_power(self.n), next_power(self.rows) // BLOCKS))
+
+    @property
     def by_rank(self) -> bool:
         """Whether a kernel compares all elements of a row with all others, and that is no slower than torch."""
         most = COMPARED * (8 if self.n <= SHORT else 1)
@@ -129,7 +134,7 @@ def _by_rank(order: Order) -> Made:
 def _one_by_one(order: Order) -> Made:
     """Each block holds some rows, and takes the first of each as often as is asked for: the least of keys with their places."""
     n, rows, inner, width = order.n, order.rows, order.inner, next_power(order.n)
-    several = max(1, min(HELD // width, next_power(rows) // BLOCKS))
+    several = order.several
     held, blocks = several * width, -(-rows // several)
     lines = [
         f"row = tl.program_id(0) * {several} + tl.arange(0, {several})[:, None]",

@@ -167,14 +167,19 @@ def tiling_expressions(block: BlockGraph) -> tuple[TilingExpr, ...]:
     axes = expression_axes(block)
     if len(axes) > MAX_AXES:
         raise UnsupportedError(too_deep(block), "divide the chain into several kernels, or leave the sizes of some axes whole")
-    return tuple(_every(axes, tuple(c.axes for c in computations(block))))
+    return tuple(_every(axes, _needed(block, axes)))
 
 
 def sub_expressions(block: BlockGraph) -> tuple[TilingExpr, ...]:
     """What rule 1 leaves of all expressions of a block that is not :func:`too_deep`: found once for blocks whose computations
     have the same loops."""
     axes = expression_axes(block)
-    return _left(axes, frozenset(axes).intersection(bindable(block)), tuple(c.axes for c in computations(block)))
+    return _left(axes, frozenset(axes).intersection(bindable(block)), _needed(block, axes))
+
+
+def _needed(block: BlockGraph, axes: Sequence[str]) -> tuple[frozenset[str], ...]:
+    """The loops of each computation: what is whole (:func:`short_axes`) connects none of them."""
+    return tuple(c.axes & set(axes) for c in computations(block))
 
 
 @lru_cache(maxsize=256)

@@ -39,3 +39,11 @@ def test_they_are_near_what_an_h200_took(order: Order, torchs: float, ours: floa
     """experiments/results/h200-routing/orders.txt, in µs."""
     assert torch_seconds(order, H200) * 1e6 == pytest.approx(torchs, rel=0.35)
     assert order_seconds(order, H200) * 1e6 == pytest.approx(ours, rel=0.45)
+
+
+def test_nothing_is_faster_than_memory() -> None:
+    for shape in ((1, 1 << 27), (2, 1 << 25), (4096, 65536)):
+        order = Order("float32", *shape, 1, 1, True)
+        assert order_seconds(order, H200) > order.rows * (4 * order.n + 8) / H200.memory_bandwidth
+    across = Order("float32", 4096, 65536, 65536, 1, True)
+    assert order_seconds(across, H200) > 1.5 * order_seconds(Order("float32", 4096, 65536, 1, 1, True), H200)

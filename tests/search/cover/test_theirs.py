@@ -27,6 +27,7 @@ from search.cover.theirs import only_theirs
 from search.cover.theirs import rival
 from search.cover.theirs import wholly
 from search.how import How
+from search.library_time import library_seconds
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -125,6 +126,16 @@ def test_torchs_sorting_has_its_own_price() -> None:
     theirs = wholly(p, H200)
     assert theirs is not None and theirs.winner.seconds > 10e-6
     assert any(isinstance(k, LibraryKernel) and k.op == "argtopk" and JOINED not in dict(k.attrs) for k in chosen(p).kernels)
+
+
+def test_what_does_not_lie_row_after_row_is_sorted_by_torch() -> None:
+    """So that is its price."""
+    b = Builder("sliced", "float32")
+    x = b.input("X", (64, 4097))
+    p = b.build(Y=b.op("argtopk", b.op("slice", x, axis=1, start=1, stop=4097, step=1), k=4, dim=-1, largest=True, dtype="int64"))
+    graph = chosen(p)
+    (kernel,) = [k for k in graph.kernels if isinstance(k, LibraryKernel) and k.op == "argtopk"]
+    assert library_seconds(graph, kernel, H200) > 20e-6
 
 
 @pytest.mark.parametrize("adds", [False, True])
