@@ -58,9 +58,8 @@ def library_seconds(
     if kernel.op == "grouped_matmul":
         return _grouped_seconds(tensors[kernel.args[0]], tensors[kernel.args[1]], tensors[kernel.output], device)
     if kernel.op in ORDERS:
-        order = Order.of(kernel.op, constants(kernel, graph, tensors), tensors[kernel.args[0]])
         ours = tensors[kernel.output].dtype == "int64" and not _strided(graph, kernel.args[0])
-        return order_seconds(order, device) if ours else torch_seconds(order, device)
+        return (order_seconds if ours else torch_seconds)(order_of(graph, kernel), device)
     if not kernel.contracts:
         moved = refined.memory_kernel_seconds(sum(tensors[a].nbytes for a in (*kernel.args, kernel.output)), device)
         more = bias_seconds(kernel.op, len(kernel.args), tensors[kernel.output].nbytes, device)
@@ -74,6 +73,12 @@ def library_seconds(
         once = refined.matmul_seconds(product, device, precision="ieee", chained=chained)
         multiplied = min(multiplied, once + _spread_out(graph, kernel, device))
     return multiplied + _aligning(graph, kernel, device)
+
+
+def order_of(graph: KernelGraph, kernel: LibraryKernel) -> Order:
+    """What a kernel orders."""
+    tensors = graph.device_tensors
+    return Order.of(kernel.op, constants(kernel, graph, tensors), tensors[kernel.args[0]])
 
 
 def _grouped_seconds(x: Tensor, weights: Tensor, out: Tensor, device: Device) -> float:

@@ -1,11 +1,12 @@
 """Estimates of what orders elements along an axis: our kernels, and torch's sorting and selecting.
 
-All are fitted to an H200 (46 shapes of up to 33 million elements), in cycles of its multiprocessors where they have much to do,
+All are fitted to an H200 (31 shapes of up to 33 million elements), in cycles of its multiprocessors where they have much to do,
 and in seconds where they wait.
 """
 
 from __future__ import annotations
 
+from cost_model.rows import SECTOR
 from fuser.device import Device
 from fuser.ir.program import DTYPE_BYTES
 from fuser.lower.order_code import SHORT
@@ -15,8 +16,6 @@ BEGIN, TURN = 2.5e-6, 0.4e-6
 """Seconds of a kernel of ours that has little to do, and of a turn that takes one more element."""
 TAKEN, COMPARED = 5.0, 4.0
 """Elements that a multiprocessor goes through in a cycle: for the next one of a row, and to compare another with."""
-SECTOR = 32
-"""Bytes that are read at least."""
 WIDER = 1.5
 """Times as long as torch takes for numbers of 64 bits."""
 

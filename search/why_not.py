@@ -37,6 +37,7 @@ from fuser.lower.options import BACKEND
 from fuser.lower.options import FLATTEN
 from fuser.lower.options import OPTIONS
 from fuser.lower.options import option_of
+from fuser.lower.pieces import MMA
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import kept_verdict
 from search.measure.measurement import Measurement
@@ -58,7 +59,6 @@ from search.space.kernels import MAX_UNROLL
 from search.space.kernels import KernelSpace
 from search.space.places import place_of
 from search.space.polish import FEW
-from search.space.prune import MMA
 from search.space.prune import PADDING
 from search.space.prune import padding
 from search.space.schedules import ScheduleSpace

@@ -46,14 +46,14 @@ class Tile(NamedTuple):
         return Tile(rows, width, depth, 4 if rows in (LEAST, 64) else 3, 8 if rows * width >= many else 4)
 
 
-def grouped(kernel: LibraryKernel, tensors: Mapping[str, Tensor], transposed: bool, chosen: Tile | None = None) -> Made | None:
+def grouped(kernel: LibraryKernel, tensors: Mapping[str, Tensor], transposed: bool) -> Made | None:
     """Lines of the kernel (``x_ptr``: the rows, ``w_ptr``: a matrix for each group, ``b_ptr``: where each group ends); None where
     places in memory need more than 32 bits."""
     x, w, ends = (tensors[a] for a in kernel.args)
     (rows, inner), groups, columns = x.shape, w.shape[0], tensors[kernel.output].shape[1]
     if max(rows * inner, rows * columns, inner * columns) >= 1 << 31 or not ends.dtype.startswith("int"):
         return None
-    tile, width, depth, stages, warps = chosen or Tile.of(x, groups, columns)
+    tile, width, depth, stages, warps = Tile.of(x, groups, columns)
     lanes, several = next_power(groups + 1), min(groups + 1, rows)
     tiles = (rows + (tile - 1) * several) // tile
     whole = inner % depth == 0

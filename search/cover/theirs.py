@@ -24,11 +24,9 @@ from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import subprogram
 from fuser.lower.compile import KernelArtifact
-from fuser.lower.order_code import Order
 from fuser.lower.written import ORDERS
 from fuser.runtime.forms import in_groups
 from fuser.runtime.library import WHOLE
-from fuser.runtime.library import constants
 from fuser.runtime.library import views_of
 from fuser.runtime.recurrent import network
 from search.cover.joint import WHOLE_KERNEL
@@ -44,6 +42,7 @@ from search.cover.shown import views_to
 from search.library_attention import attention_seconds
 from search.library_attention import is_aligned
 from search.library_time import library_seconds
+from search.library_time import order_of
 from search.order_time import torch_seconds
 from search.ranked import Ranked
 from search.ranked import Tuned
@@ -219,7 +218,6 @@ def _called(part: TensorProgram, device: Device) -> float:
 def _call_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -> float:
     """Of what torch itself has for an operator."""
     if kernel.op in ORDERS:
-        x = graph.device_tensors[kernel.args[0]]
-        return torch_seconds(Order.of(kernel.op, constants(kernel, graph, graph.device_tensors), x), device)
+        return torch_seconds(order_of(graph, kernel), device)
     seconds = library_seconds(graph, kernel, device, CHAINED, copied=True)
     return seconds * (IN_GROUPS if kernel.op == "grouped_matmul" else 1.0)

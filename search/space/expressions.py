@@ -35,6 +35,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.placement import MAX_TURNS
 from fuser.ir.placement import entangled
 from fuser.ir.tiling import TilingExpr
+from fuser.lower.pieces import MMA
 
 MAX_AXES = 7
 """Most loops whose expressions are enumerated: 7 loops have 5,040 deep expressions, 8 eight times as many."""
@@ -44,9 +45,6 @@ MAX_FOLDED = 4
 
 SHORT = 64
 """Elements of a sum beside a product up to which it is no loop."""
-
-LEAST = 16
-"""Elements along an axis of a product that no tile is smaller than."""
 
 MAX_CHAIN = 3
 """Most contractions of a block whose inner loops are tiled. A loop around a layer of a deeper chain would do all layers before it
@@ -142,7 +140,7 @@ def short_axes(block: BlockGraph) -> frozenset[str]:
     stored = {a for s in block.stores for a in s.axes}
     small = {a.name for a in block.axes if 1 < a.extent <= SHORT}
     tiled = {name for name, by_tensor_cores in contracted(block).items() if by_tensor_cores} - set(bindable(block))
-    whole = {a.name for a in block.axes if 1 < a.extent <= LEAST and a.name in tiled}
+    whole = {a.name for a in block.axes if 1 < a.extent <= MMA and a.name in tiled}
     return frozenset(a for s in block.computes if not s.contracts for a in s.reduce if a in small) - multiplied - stored | whole
 
 

@@ -32,6 +32,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.pitched import longer_axes
 from fuser.ir.pitched import reaches
 from fuser.ir.tiling import TilingExpr
+from fuser.lower.pieces import MMA
 from search.space.expressions import batch_axes
 from search.space.expressions import bindable
 from search.space.expressions import contracted
@@ -43,8 +44,6 @@ from search.space.expressions import sub_expressions
 from search.space.expressions import tiling_expressions
 from search.space.expressions import too_deep
 
-MMA = 16
-"""Least tile of an axis of a contraction (tensor cores, section III-A); tiles are its multiples."""
 PADDING = 0.05
 """Rule 3: the padding of an extent that is no power of 2 stays below this part of it."""
 RELAXED = 0.35
