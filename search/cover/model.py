@@ -251,7 +251,7 @@ def _tuned(chosen: Cover, before: Mapping[str, Tuned], pricing: Pricing, tuning:
         scope = LIBRARY if pricing.libraries else GENERATED
         if part.rows or part.weights:
             # weights may stay row after row: longer rows are more to read
-            both = (*in_layouts(graphs, part.rows, part.weights), *in_layouts(graphs, part.rows, ()))
+            both = [x for longer in (part.weights, ()) for _, x in in_layouts(graphs, part.rows, longer)]
             graphs, scope = tuple(dict.fromkeys(both)), f"{scope} {part.rows} {part.weights}"
         tasks[part.key] = Task(part.program, partial(tuple, graphs), count[part.key], scope, optional=True)
     if not tasks:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace
 from itertools import repeat
+from itertools import zip_longest
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ from fuser.lower.written import written
 from fuser.pools import started
 from fuser.runtime.library import output_of
 from fuser.superopt.structures import structures
+from search.cover.beginnings import from_the_beginning
+from search.cover.beginnings import put_back
 from search.cover.joint_price import joint_seconds
 from search.cover.neighbours import among
 from search.cover.parts import Part
@@ -65,8 +68,11 @@ OWN = 1.25
 """The same beside what torch's compiler makes, whose price sees less."""
 FEW = 8
 """Programs that are priced sooner than other processes start, where none has yet."""
-BEST = 6
-"""Candidates of a layout that are tried in another one."""
+SLOW, HOPELESS = 1.6, 2.5
+"""Times the best of a layout from which a structure is not looked at in another one; and what a part must be worth at least for
+another layout of it to be looked at."""
+BEST, ENOUGH, AS_GOOD = 6, 3, 1.03
+"""Candidates of a layout that are tried in another one; so many where one of these takes no longer there, or so much."""
 
 
 def priced(parts: Iterable[Part], device: Device, *given: Any, **named: Any) -> Mapping[Part, Tuned]:
@@ -108,13 +114,20 @@ def begun(
         except (*BAD_VALUE, FuserError):  # there is none, or this program did not write it
             left.append(key)
     run = executor.map if executor and (len(left) > FEW or started(executor)) else map
-    asked = [_Asked(jobs[k][0], tuple(jobs[k][2]), jobs[k][1], worths[k]) for k in left]
-    every = run(_best, asked, repeat(device, len(left)), repeat(libraries, len(left)), repeat(seed, len(left)))
+    asked: dict[_Asked, list[tuple[str, Rows]]] = {}
+    for key in left:
+        program, weights, rows = jobs[key]
+        longer = {n for several in (*rows, weights) for n, _ in several}
+        asked.setdefault(_Asked(from_the_beginning(program, longer)[0], tuple(rows), weights, worths[key]), []).append(key)
+    programs = [tuple(jobs[k][0] for k in keys) for keys in asked.values()]
+    many = len(asked)
+    every = run(_of_several, asked, programs, repeat(device, many), repeat(libraries, many), repeat(seed, many))
 
     def done() -> Mapping[Part, Tuned]:
-        for key, one in zip(left, every, strict=True):
-            best.update({jobs[key][2][rows]: tuned and among(tuned) for rows, tuned in one.items()})
-            kept.write(files[key], [document(one[rows]) for rows in jobs[key][2]])
+        for keys, several in zip(asked.values(), every, strict=True):
+            for key, one in zip(keys, several, strict=True):
+                best.update({jobs[key][2][rows]: tuned and among(tuned) for rows, tuned in one.items()})
+                kept.write(files[key], [document(one[rows]) for rows in jobs[key][2]])
         return {part: tuned for part in parts if (tuned := best[part.key]) is not None}
 
     return done
@@ -159,6 +172,23 @@ def from_document(value: Any, program: TensorProgram, device: Device) -> Tuned:
     return Tuned(program, device.name, winner, tuple(runners), value["structures"], value["candidates"], tuple(value["notes"]))
 
 
+def _of_several(asked: _Asked, programs: Sequence[TensorProgram], device: Device, libraries: bool, seed: int) -> list[Laid]:
+    """The best of each of the programs, which are what is asked but for where slices begin."""
+    found = _best(asked, device, libraries, seed)
+    return [_elsewhere(found, asked, p, device, libraries, seed) for p in programs]
+
+
+def _elsewhere(found: Laid, asked: _Asked, program: TensorProgram, device: Device, libraries: bool, seed: int) -> Laid:
+    """What was found for what is asked, for a program whose slices begin elsewhere."""
+    _, moves = from_the_beginning(program, {n for rows in (*asked.rows, asked.weights) for n, _ in rows})
+    if not moves:
+        return found
+    mine = {rows: tuned and put_back(tuned, program, moves) for rows, tuned in found.items()}
+    if any(tuned is None and found[rows] is not None for rows, tuned in mine.items()):
+        return _best(replace(asked, program=program), device, libraries, seed)
+    return mine
+
+
 def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
     """The best of a program in each choice of layouts: searched for the ends, of which most and least tensors lie in longer rows;
     those between take the best of what was found for these."""
@@ -176,14 +206,20 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
     found: Laid = {}
     ends = {min(several, key=len), max(several, key=len)}
     for rows in sorted(ends, key=len):
+        pairs = in_layouts(with_calls, rows, weights)
         try:
-            best = tune_fast(program, device, INSTANT, seed, in_layouts(with_calls, rows, weights), worth=worth)
+            best = tune_fast(program, device, INSTANT, seed, [x for _, x in pairs], worth=worth)
             found[rows] = _with_plain(best, dict(weights), device)
         except FuserError:
             found[rows] = None
+            continue
+        if best.winner.seconds > HOPELESS * worth:
+            break  # nor will it be worth it in other layouts
+        with_calls = _near(best, pairs, with_calls)
     if () in found:
         found[()] = _cheaper(found[()], alone, LESS) or by_library(program, device)
-    ranked = [r for t in found.values() if t is not None for r in (t.winner, *t.runners)[:BEST]]
+    turns = zip_longest(*((t.winner, *t.runners)[:BEST] for t in found.values() if t is not None))
+    ranked = [r for turn in turns for r in turn if r is not None]
     for rows in several:
         if rows not in found:
             found[rows] = _between(program, ranked, rows, dict(weights), device)
@@ -224,10 +260,20 @@ def elementwise(program: TensorProgram, device: Device, searched: bool = False) 
     return Tuned(program, device.name, Ranked(Candidate(graph, Schedule(())), seconds), (), 1, 1)
 
 
-def in_layouts(graphs: Iterable[KernelGraph], rows: Rows, weights: Rows) -> tuple[KernelGraph, ...]:
-    """The graphs with ``rows``, and with longer rows of the weights where a graph can take them."""
+def in_layouts(graphs: Iterable[KernelGraph], rows: Rows, weights: Rows) -> tuple[tuple[KernelGraph, KernelGraph], ...]:
+    """The graphs that can have such ``rows``, each with what it is then: with longer rows of the weights too where it can take
+    them."""
     ways = ((laid(g, (*rows, *weights)), g) for g in graphs)
-    return tuple(x for longer, g in ways if (x := longer or laid(g, rows)) is not None)
+    return tuple((g, x) for longer, g in ways if (x := longer or laid(g, rows)) is not None)
+
+
+def _near(best: Tuned, pairs: Iterable[tuple[KernelGraph, KernelGraph]], graphs: Sequence[KernelGraph]) -> list[KernelGraph]:
+    """The graphs that may be the best in another layout, too: of those that were searched in one, all but the slow ones."""
+    least: dict[int, float] = {}
+    for r in (best.winner, *best.runners):
+        least[id(r.graph)] = min(r.seconds, least.get(id(r.graph), inf))
+    slow = {id(g) for g, x in pairs if SLOW * best.winner.seconds < least.get(id(x), 0.0) < inf}
+    return [g for g in graphs if id(g) not in slow]
 
 
 def _with_plain(tuned: Tuned, weights: Collection[str], device: Device) -> Tuned:
@@ -236,33 +282,38 @@ def _with_plain(tuned: Tuned, weights: Collection[str], device: Device) -> Tuned
     for r in (tuned.winner, *tuned.runners)[:BEST]:
         if rows_of(r.graph).keys() & set(weights) and (graph := laid(r.graph, [(n, 0) for n in weights])) is not None:
             with suppress(FuserError):
-                more.append(_ranked(graph, r, weights, device))
+                candidate = _like(graph, r, weights)
+                more.append(Ranked(candidate, graph_seconds(candidate, device)))
     if not more:
         return tuned
     winner, *runners = sorted((tuned.winner, *tuned.runners, *more), key=lambda r: r.seconds)
     return replace(tuned, winner=winner, runners=tuple(runners))
 
 
-def _ranked(graph: KernelGraph, like: Ranked, moved: Collection[str], device: Device) -> Ranked:
+def _like(graph: KernelGraph, other: Ranked, moved: Collection[str]) -> Candidate:
     """The graph with another's schedules, without the options of tensors that lie otherwise: a descriptor may not fit them."""
-    kernels = (s.with_knobs(**{k: None for k, _ in s.knobs if tensor_of(k) in moved}) for s in like.schedule.kernels)
-    candidate = Candidate(graph, Schedule(tuple(kernels)))
-    return Ranked(candidate, graph_seconds(candidate, device))
+    kernels = (s.with_knobs(**{k: None for k, _ in s.knobs if tensor_of(k) in moved}) for s in other.schedule.kernels)
+    return Candidate(graph, Schedule(tuple(kernels)))
 
 
 def _between(
-    program: TensorProgram, ranked: Iterable[Ranked], rows: Rows, weights: Collection[str], device: Device
+    program: TensorProgram, ranked: Sequence[Ranked], rows: Rows, weights: Collection[str], device: Device
 ) -> Tuned | None:
     """The best of other layouts' candidates with ``rows``; their weights stay as they are."""
-    mine: list[Ranked] = []
+    tried: dict[Candidate, Ranked] = {}
+    least = min((r.seconds for r in ranked), default=inf)
     for r in ranked:
+        if len(tried) >= ENOUGH and min(x.seconds for x in tried.values()) <= AS_GOOD * least:
+            break
         plain = laid(r.graph, tuple((n, 0) for n in rows_of(r.graph) if n not in weights))
         graph = laid(plain, rows) if plain else None
         if graph is None or not _covered(graph, r.candidate.schedule):
             continue
-        with suppress(FuserError):
-            mine.append(_ranked(graph, r, {*rows_of(r.graph), *rows_of(graph)} - set(weights), device))
-    mine = sorted((r for r in mine if r.seconds < inf), key=lambda r: r.seconds)
+        candidate = _like(graph, r, {*rows_of(r.graph), *rows_of(graph)} - set(weights))
+        if candidate not in tried:
+            with suppress(FuserError):
+                tried[candidate] = Ranked(candidate, graph_seconds(candidate, device))
+    mine = sorted((r for r in tried.values() if r.seconds < inf), key=lambda r: r.seconds)
     return Tuned(program, device.name, mine[0], tuple(mine[1:]), 1, len(mine)) if mine else None
 
 

@@ -46,10 +46,10 @@ HOPELESS, RARE = 1.3, 2.0
 """How much longer the best of a sample may take than what is known, for a search, and where few of the sample can run. In the
 spaces of chains of a BERT and a LLaMA the best of all was at most 1.26 times faster than the best of the sample; of 12 spaces in
 which under 200 of it ran at most 1.53 times."""
-LOOKED, FAR, SEEN = 128, 10.0, 8
+LOOKED, SEEN = ((128, 10.0), (1024, 3.0)), 8
 """Of a sample that many are looked at first: where the best of these takes so many times what is known, of at least so many that
 can run, the rest is not looked at. In the spaces of the models above, and of losses and attentions, the best of the whole sample
-was 1.0 to 3.0 times faster than the best of these."""
+was 1.0 to 3.0 times faster than the best of the first few."""
 FEWEST, FIRST = 10, 4
 """Of those so many must be able to run at all; generations behind which nothing is left that is that much longer."""
 PRESSURE = 3
@@ -232,20 +232,12 @@ def search(
     unknown strategy."""
     first = None
     if np.isfinite(worth) and space.work > SAMPLED and space.kernels:
-        rows = space.sample_rows(SAMPLED, rng)
-        seconds = space.estimate_rows(rows[:LOOKED], estimate)
-        far = np.isfinite(seconds).sum() >= SEEN and seconds.min() > FAR * worth
-        if far:
-            rows = rows[:LOOKED]
-        else:
-            seconds = np.concatenate([seconds, space.estimate_rows(rows[LOOKED:], estimate)])
-        runs = np.isfinite(seconds)
-        many = runs.sum()
-        if far or (many >= FEWEST and seconds.min() > (HOPELESS if many >= ENOUGH else RARE) * worth):
-            top = _ranked(space, rows[runs], seconds[runs], effort.top)
-            return SearchResult("sample", tuple(top), len(rows), 0, "hopeless", notes=space.notes)
-        if runs.any():
-            first = rows[runs], seconds[runs]
+        rows, seconds, looked, hopeless = _sampled(space, estimate, rng, worth)
+        if hopeless:
+            top = _ranked(space, rows, seconds, effort.top)
+            return SearchResult("sample", tuple(top), looked, 0, "hopeless", notes=space.notes)
+        if len(rows):
+            first = rows, seconds
     if not strategy:
         strategy = "exhaustive" if measure is None and space.work <= effort.exhaustive else "evolution"
     if strategy not in STRATEGIES:
@@ -258,6 +250,24 @@ def search(
 
 
 # -- parts of the strategies
+
+
+def _sampled(
+    space: ScheduleSpace, estimate: Estimator, rng: np.random.Generator, worth: float
+) -> tuple[Rows, np.ndarray, int, bool]:
+    """Rows drawn of a large space that can run, with their seconds; how many were looked at, and whether these say that none will
+    come near ``worth`` seconds."""
+    rows, seconds = space.sample_rows(SAMPLED, rng), np.empty(0)
+    for count, times in (*LOOKED, (SAMPLED, np.inf)):
+        seconds = np.concatenate([seconds, space.estimate_rows(rows[len(seconds) : count], estimate)])
+        if np.isfinite(seconds).sum() >= SEEN and seconds.min() > times * worth:
+            rows = rows[:count]
+            break
+    runs = np.isfinite(seconds)
+    many = runs.sum()
+    least = seconds.min(initial=np.inf)
+    hopeless = len(rows) < SAMPLED or (many >= FEWEST and least > (HOPELESS if many >= ENOUGH else RARE) * worth)
+    return rows[runs], seconds[runs], len(rows), bool(hopeless)
 
 
 def _estimated(space: ScheduleSpace, rows: Rows, estimate: Estimator) -> tuple[Rows, np.ndarray]:

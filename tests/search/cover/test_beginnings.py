@@ -1,0 +1,92 @@
+"""Parts that differ in where slices of their inputs begin are priced once, and are what they would be by themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fuser.device import load_device
+from fuser.interpret.reference import interpret
+from fuser.ir.builder import Builder
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.program import TensorProgram
+from search.cover import prices
+from search.cover.beginnings import from_the_beginning
+from search.cover.beginnings import put_back
+from search.cover.parts import Part
+from search.cover.parts import parts
+from search.cover.prices import priced
+from search.tune import graph_seconds
+
+H200 = load_device("h200")
+
+
+def step(t: int, steps: int = 12, width: int = 64, bias: bool = True) -> TensorProgram:
+    """gelu(x[:, t] W + b), as a loop over steps writes it out."""
+    b = Builder("step")
+    x, w = b.input("X", (32, steps, width)), b.input("W", (width, 96))
+    y = b.op("reshape", b.op("slice", x, axis=1, start=t, stop=t + 1), shape=(32, width)) @ w
+    return b.build(Y=b.gelu(b.op("add", y, b.input("B", (96,))) if bias else y))
+
+
+def test_slices_begin_where_they_are_aligned_alike() -> None:
+    first, moves = from_the_beginning(step(7))
+    assert first == from_the_beginning(step(3))[0] == step(0) and moves == {"X": (1, 7)}
+    assert from_the_beginning(step(0)) == (step(0), {})
+    assert from_the_beginning(step(7), fixed=("X",)) == (step(7), {})
+    odd = [from_the_beginning(step(t, width=12))[0] for t in (1, 2, 3, 4, 5)]  # rows of 24 bytes
+    assert odd[0] == odd[2] == odd[4] == step(1, width=12)
+    assert odd[1] == step(2, width=12) and odd[3] == step(0, width=12)
+
+
+def test_of_two_slices_both_stay() -> None:
+    b = Builder("two")
+    x = b.input("X", (32, 12, 64))
+    left, right = (b.op("slice", x, axis=1, start=n, stop=n + 4) for n in (3, 5))
+    program = b.build(Y=b.op("add", left, right))
+    assert from_the_beginning(program) == (program, {})
+
+
+def test_steps_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
+    several: dict[int, tuple[Part, ...]] = {t: parts(step(t)) for t in (0, 3, 7)}
+    asked: list[TensorProgram] = []
+    real = prices._best
+
+    def best(one: prices._Asked, *more: object) -> prices.Laid:
+        asked.append(one.program)
+        return real(one, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(prices, "_best", best)
+    found = priced([p for ps in several.values() for p in ps], H200)
+    assert len(asked) == len(set(asked)) == len({from_the_beginning(p.program)[0] for p in found})
+    rng = np.random.default_rng(0)
+    for t, ps in several.items():
+        (whole,) = (p for p in ps if len(p.nodes) == 3 and p in found)
+        tuned = found[whole]
+        assert tuned.program == whole.program
+        starts = {a.window.starts for b in tuned.winner.graph.blocks for s in b.loads if (a := s.at).window}
+        assert {s[1] for s in starts} == {t}
+        assert graph_seconds(tuned.winner.candidate, H200) == pytest.approx(tuned.winner.seconds)
+        inputs = {n: rng.standard_normal(whole.program[n].shape) for n in whole.program.inputs}
+        made = interpret(tuned.winner.graph, tuned.winner.schedule, inputs)
+        for name, wanted in whole.program.evaluate(inputs).items():
+            np.testing.assert_allclose(made[name], wanted, rtol=1e-6, atol=1e-9)
+        asked_alone = prices._Asked(whole.program, ((),), (), None)
+        by_itself = real(asked_alone, H200, True, 0)[()]
+        assert by_itself is not None and by_itself.winner.seconds == tuned.winner.seconds
+
+
+def test_calls_of_a_library_read_where_they_are_told() -> None:
+    b = Builder("sorted")
+    x = b.input("X", (8, 12, 64))
+    program = b.build(Y=b.op("argsort", b.op("slice", x, axis=1, start=3, stop=4), dim=2, descending=False))
+    first, moves = from_the_beginning(program)
+    tuned = prices.by_library(first, H200)
+    assert tuned is not None and moves
+    back = put_back(tuned, program, moves)
+    assert back is not None
+    cut = back.winner.graph.kernels[0]
+    assert isinstance(cut, LibraryKernel) and dict(cut.attrs)["start"] == 3
