@@ -236,12 +236,13 @@ class _Finder:
             more = [p for p in ready if p not in contractions and (p not in self.sums or end in self.sums)]
             more = [p for p in more if self.made[p].entry.kind in kinds or (p in self.steps and kinds is not EPILOGUE)]
             whole = not any(p in self.steps for p in more)
-            if contractions and whole and many <= LONGEST and (kinds is EPILOGUE or (kinds is BESIDE and not more)):
+            last = max(more, key=lambda p: (p in self.steps, self.order[p]), default="")
+            ends = whole and not (self.follows(last, core) and many not in SIZES)
+            if contractions and ends and many <= LONGEST and (kinds is EPILOGUE or (kinds is BESIDE and not more)):
                 yield frozenset(core) | contractions
                 for one in contractions if len(contractions) > 1 else ():
                     yield frozenset(core) | {one}
-            last = max(more, key=lambda p: (p in self.steps, self.order[p]), default="")
-            if kinds is not BESIDE and whole and len(core) > 1 and not (self.follows(last, core) and many not in SIZES):
+            if kinds is not BESIDE and ends and len(core) > 1:
                 yield frozenset(core)
             if more:
                 core.add(last)

@@ -21,6 +21,7 @@ from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.given_options import given
+from fuser.lower.gluon.choices import of_16_bits
 from fuser.lower.gluon.source import generate_gluon
 from fuser.lower.gluon.split import GROUP_WARPS
 from fuser.lower.gluon.split import MOST_GROUPS
@@ -120,7 +121,8 @@ def _rows(space: KernelSpace) -> tuple[str, dict[str, int]]:
     single = {*batch_axes(block), *(t.name for t in space.tiles if 1 in t.values)}
     whole = {a.name: 1 if a.name in single else next_power(a.extent) for a in block.axes}
     try:
-        return row_axis(Tiles.of(block, KernelSchedule(tuple(sorted(whole.items()))))), whole
+        tiles = Tiles.of(block, KernelSchedule(tuple(sorted(whole.items()))))
+        return row_axis(tiles) if all(of_16_bits(tiles, s) for s in block.computes if tiles.is_dot(s)) else "", whole
     except FuserError:
         return "", whole
 

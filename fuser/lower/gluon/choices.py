@@ -282,6 +282,13 @@ def side_by_side(split: Split, producer: bool, need: int, shared: int) -> int:
     return max(fits, default=1)
 
 
+def of_16_bits(tiles: Tiles, stmt: Stmt) -> bool:
+    """Whether the operands of a product are as the warp groups' instruction has them, those in memory from the start."""
+    operands = (tiles.block.by_value[a] for a in stmt.args)
+    dtype = tiles.dot_dtype(stmt)
+    return dtype != "float32" and all(x.dtype == dtype for x in operands if x.kind == "load")
+
+
 def choose(split: Split) -> LayoutPlan:
     """A plan by rules. Raises :class:`NoValidKernelError` where a kernel has no form by warp groups."""
     tiles = split.tiles
@@ -309,7 +316,7 @@ def choose(split: Split) -> LayoutPlan:
     for s in (s for s in tiles.block.computes if tiles.is_dot(s)):
         for i, a in enumerate(tiles.sides(s)):
             loaded = tiles.block.by_value[a].kind == "load"
-            if tiles.dot_dtype(s) == "float32" or (loaded and tiles.block.by_value[a].dtype != tiles.dot_dtype(s)):
+            if not of_16_bits(tiles, s):
                 raise refuse(tiles, f"the product {s.value!r} is not of two operands of 16 bits")
             if i and not loaded:
                 raise refuse(tiles, f"{a!r}, the right operand of {s.value!r}, is computed, and only shared memory has such")
