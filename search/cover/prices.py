@@ -117,8 +117,8 @@ def begun(
     asked: dict[_Asked, list[tuple[str, Rows]]] = {}
     for key in left:
         program, weights, rows = jobs[key]
-        longer = {n for several in (*rows, weights) for n, _ in several}
-        asked.setdefault(_Asked(from_the_beginning(program, longer)[0], tuple(rows), weights, worths[key]), []).append(key)
+        one = _Asked(program, tuple(rows), weights, worths[key])
+        asked.setdefault(replace(one, program=from_the_beginning(program, one.longer)[0]), []).append(key)
     programs = [tuple(jobs[k][0] for k in keys) for keys in asked.values()]
     many = len(asked)
     every = run(_of_several, asked, programs, repeat(device, many), repeat(libraries, many), repeat(seed, many))
@@ -141,6 +141,11 @@ class _Asked:
     rows: tuple[Rows, ...]
     weights: Rows
     worth: float | None
+
+    @property
+    def longer(self) -> frozenset[str]:
+        """Tensors that may lie in longer rows."""
+        return frozenset(n for several in (*self.rows, self.weights) for n, _ in several)
 
 
 def _file(program: TensorProgram, more: Sequence[Any], device: Device, libraries: bool, seed: int) -> Path:
@@ -180,7 +185,7 @@ def _of_several(asked: _Asked, programs: Sequence[TensorProgram], device: Device
 
 def _elsewhere(found: Laid, asked: _Asked, program: TensorProgram, device: Device, libraries: bool, seed: int) -> Laid:
     """What was found for what is asked, for a program whose slices begin elsewhere."""
-    _, moves = from_the_beginning(program, {n for rows in (*asked.rows, asked.weights) for n, _ in rows})
+    _, moves = from_the_beginning(program, asked.longer)
     if not moves:
         return found
     mine = {rows: tuned and put_back(tuned, program, moves) for rows, tuned in found.items()}
