@@ -69,10 +69,10 @@ OWN = 1.25
 FEW = 8
 """Programs that are priced sooner than other processes start, where none has yet."""
 SLOW, HOPELESS = 1.6, 2.5
-"""Times the best of a layout from which a structure is not looked at in another one; and what a part must be worth at least for
-another layout of it to be looked at."""
+"""Times the best of a part from which a structure of it is not looked at in another layout, and times what the part is worth from
+which none is. The parts of six modules (a thousand with several layouts, at most 1.05 times what they are worth) lost nothing."""
 BEST, ENOUGH, AS_GOOD = 6, 3, 1.03
-"""Candidates of a layout that are tried in another one; so many where one of these takes no longer there, or so much."""
+"""Candidates of a layout that are tried in another one; and how many where one of them takes about as long as the best of all."""
 
 
 def priced(parts: Iterable[Part], device: Device, *given: Any, **named: Any) -> Mapping[Part, Tuned]:
