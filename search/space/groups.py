@@ -21,11 +21,11 @@ from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.given_options import given
-from fuser.lower.gluon.choices import of_16_bits
 from fuser.lower.gluon.source import generate_gluon
 from fuser.lower.gluon.split import GROUP_WARPS
 from fuser.lower.gluon.split import MOST_GROUPS
 from fuser.lower.gluon.split import ROWS
+from fuser.lower.gluon.split import of_16_bits
 from fuser.lower.gluon.split import row_axis
 from fuser.lower.options import BACKEND
 from fuser.lower.options import FLATTEN

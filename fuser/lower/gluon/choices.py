@@ -36,6 +36,7 @@ from fuser.lower.descriptors import describe
 from fuser.lower.descriptors import describe_view
 from fuser.lower.gluon.split import GROUP_WARPS
 from fuser.lower.gluon.split import Split
+from fuser.lower.gluon.split import of_16_bits
 from fuser.lower.gluon.split import products
 from fuser.lower.gluon.split import refuse
 from fuser.lower.gluon.split import shared_out
@@ -282,13 +283,6 @@ def side_by_side(split: Split, producer: bool, need: int, shared: int) -> int:
     return max(fits, default=1)
 
 
-def of_16_bits(tiles: Tiles, stmt: Stmt) -> bool:
-    """Whether the operands of a product are as the warp groups' instruction has them, those in memory from the start."""
-    operands = (tiles.block.by_value[a] for a in stmt.args)
-    dtype = tiles.dot_dtype(stmt)
-    return dtype != "float32" and all(x.dtype == dtype for x in operands if x.kind == "load")
-
-
 def choose(split: Split) -> LayoutPlan:
     """A plan by rules. Raises :class:`NoValidKernelError` where a kernel has no form by warp groups."""
     tiles = split.tiles
@@ -304,10 +298,8 @@ def choose(split: Split) -> LayoutPlan:
     while outs and sum(b.bytes for b in (*loads, *outs)) > room:
         outs.pop()
     if (most := sum(b.bytes for b in loads)) > room:
-        raise OutOfResourcesError(
-            f"{tiles.block.name!r} would need {most} bytes of shared memory by warp groups, of {room}",
-            "use smaller tiles or fewer stages",
-        )
+        why = f"{tiles.block.name!r} would need {most} bytes of shared memory by warp groups, of {room}"
+        raise OutOfResourcesError(why, "use smaller tiles or fewer stages")
     fragments = []
     for value, layout in found.items():
         tile = tuple(split.size(a) for a in tiles.natural(tiles.block.by_value[value]))

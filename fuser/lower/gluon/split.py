@@ -191,6 +191,13 @@ def products(tiles: Tiles) -> list[Stmt]:
     return [s for s in tiles.block.computes if s.contracts]
 
 
+def of_16_bits(tiles: Tiles, stmt: Stmt) -> bool:
+    """Whether the operands of a product are as the warp groups' instruction has them, those in memory from the start."""
+    operands = (tiles.block.by_value[a] for a in stmt.args)
+    dtype = tiles.dot_dtype(stmt)
+    return dtype != "float32" and all(x.dtype == dtype for x in operands if x.kind == "load")
+
+
 def row_axis(tiles: Tiles) -> str:
     """The axis of the rows: the first dimension of every product; without products, that of the first tile of two dimensions
     which nothing sums over."""
