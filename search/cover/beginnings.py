@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from cost_model.rows import SECTOR
+from fuser.errors import UnsupportedError
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Kernel
-from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
@@ -66,38 +66,32 @@ def put_back(tuned: Tuned, program: TensorProgram, moves: Moves) -> Tuned | None
     elsewhere than in windows."""
     found = []
     for ranked in (tuned.winner, *tuned.runners):
-        graph = _graph(ranked.graph, moves)
-        if graph is not None:
-            found.append(replace(ranked, candidate=Candidate(graph, ranked.schedule)))
-        elif ranked is tuned.winner:
-            return None
+        try:
+            kernels = tuple(_kernel(k, moves) for k in ranked.graph.kernels)
+        except UnsupportedError:
+            if ranked is tuned.winner:
+                return None
+            continue
+        found.append(replace(ranked, candidate=Candidate(replace(ranked.graph, kernels=kernels), ranked.schedule)))
     return replace(tuned, program=program, winner=found[0], runners=tuple(found[1:]))
 
 
-def _graph(graph: KernelGraph, moves: Moves) -> KernelGraph | None:
-    kernels = [_kernel(k, moves) for k in graph.kernels]
-    found = [k for k in kernels if k is not None]
-    return replace(graph, kernels=tuple(found)) if len(found) == len(kernels) else None
-
-
-def _kernel(kernel: Kernel, moves: Moves) -> Kernel | None:
+def _kernel(kernel: Kernel, moves: Moves) -> Kernel:
+    """The kernel with its windows, or its slice, where they were. Raises :class:`UnsupportedError` where it reads otherwise."""
     if not moves.keys() & set(kernel.inputs):
         return kernel
     if isinstance(kernel, BlockGraph):
-        stmts = [_stmt(s, moves) for s in kernel.stmts]
-        found = [s for s in stmts if s is not None]
-        return replace(kernel, stmts=tuple(found)) if len(found) == len(stmts) else None
+        return replace(kernel, stmts=tuple(_stmt(s, moves) for s in kernel.stmts))
     if kernel.op != "slice":
-        return None
+        raise UnsupportedError(f"{kernel.name!r} reads {' and '.join(sorted(moves))} as it pleases")
     return _shifted(kernel, moves[kernel.args[0]][1])
 
 
-def _stmt(stmt: Stmt, moves: Moves) -> Stmt | None:
-    """The statement with its window where it was; None where that is a box of the tensor in another shape."""
+def _stmt(stmt: Stmt, moves: Moves) -> Stmt:
     if stmt.access is None or stmt.access.source not in moves:
         return stmt
     window, (axis, by) = stmt.access.window, moves[stmt.access.source]
     if window is None or window.view:
-        return None
+        raise UnsupportedError(f"{stmt.value!r} is no box of {stmt.access.source!r} as it is")
     starts = tuple(x + by * (i == axis) for i, x in enumerate(window.starts))
     return replace(stmt, access=replace(stmt.access, window=replace(window, starts=starts)))

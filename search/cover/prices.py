@@ -45,6 +45,7 @@ from fuser.lower.written import written
 from fuser.pools import started
 from fuser.runtime.library import output_of
 from fuser.superopt.structures import structures
+from search.cover.beginnings import Moves
 from search.cover.beginnings import from_the_beginning
 from search.cover.beginnings import put_back
 from search.cover.joint_price import joint_seconds
@@ -114,18 +115,18 @@ def begun(
         except (*BAD_VALUE, FuserError):  # there is none, or this program did not write it
             left.append(key)
     run = executor.map if executor and (len(left) > FEW or started(executor)) else map
-    asked: dict[_Asked, list[tuple[str, Rows]]] = {}
+    asked: dict[_Asked, dict[tuple[str, Rows], Moves]] = {}
     for key in left:
         program, weights, rows = jobs[key]
-        one = _Asked(program, tuple(rows), weights, worths[key])
-        asked.setdefault(replace(one, program=from_the_beginning(program, one.longer)[0]), []).append(key)
-    programs = [tuple(jobs[k][0] for k in keys) for keys in asked.values()]
+        first, moves = from_the_beginning(program, {n for several in (*rows, weights) for n, _ in several})
+        asked.setdefault(_Asked(first, tuple(rows), weights, worths[key]), {})[key] = moves
+    steps = [[(jobs[k][0], moves) for k, moves in keys.items()] for keys in asked.values()]
     many = len(asked)
-    every = run(_of_several, asked, programs, repeat(device, many), repeat(libraries, many), repeat(seed, many))
+    every = run(_of_several, asked, steps, repeat(device, many), repeat(libraries, many), repeat(seed, many))
 
     def done() -> Mapping[Part, Tuned]:
-        for keys, several in zip(asked.values(), every, strict=True):
-            for key, one in zip(keys, several, strict=True):
+        for keys, found in zip(asked.values(), every, strict=True):
+            for key, one in zip(keys, found, strict=True):
                 best.update({jobs[key][2][rows]: tuned and among(tuned) for rows, tuned in one.items()})
                 kept.write(files[key], [document(one[rows]) for rows in jobs[key][2]])
         return {part: tuned for part in parts if (tuned := best[part.key]) is not None}
@@ -141,11 +142,6 @@ class _Asked:
     rows: tuple[Rows, ...]
     weights: Rows
     worth: float | None
-
-    @property
-    def longer(self) -> frozenset[str]:
-        """Tensors that may lie in longer rows."""
-        return frozenset(n for several in (*self.rows, self.weights) for n, _ in several)
 
 
 def _file(program: TensorProgram, more: Sequence[Any], device: Device, libraries: bool, seed: int) -> Path:
@@ -177,21 +173,20 @@ def from_document(value: Any, program: TensorProgram, device: Device) -> Tuned:
     return Tuned(program, device.name, winner, tuple(runners), value["structures"], value["candidates"], tuple(value["notes"]))
 
 
-def _of_several(asked: _Asked, programs: Sequence[TensorProgram], device: Device, libraries: bool, seed: int) -> list[Laid]:
-    """The best of each of the programs, which are what is asked but for where slices begin."""
+def _of_several(
+    asked: _Asked, steps: Sequence[tuple[TensorProgram, Moves]], device: Device, libraries: bool, seed: int
+) -> list[Laid]:
+    """The best of each of several programs, which are what is asked but for where slices begin."""
     found = _best(asked, device, libraries, seed)
-    return [_elsewhere(found, asked, p, device, libraries, seed) for p in programs]
+    return [_elsewhere(found, p, moves) or _best(replace(asked, program=p), device, libraries, seed) for p, moves in steps]
 
 
-def _elsewhere(found: Laid, asked: _Asked, program: TensorProgram, device: Device, libraries: bool, seed: int) -> Laid:
-    """What was found for what is asked, for a program whose slices begin elsewhere."""
-    _, moves = from_the_beginning(program, asked.longer)
+def _elsewhere(found: Laid, program: TensorProgram, moves: Moves) -> Laid | None:
+    """What was found :func:`from_the_beginning`, for the program itself; None where that has to be searched."""
     if not moves:
         return found
     mine = {rows: tuned and put_back(tuned, program, moves) for rows, tuned in found.items()}
-    if any(tuned is None and found[rows] is not None for rows, tuned in mine.items()):
-        return _best(replace(asked, program=program), device, libraries, seed)
-    return mine
+    return None if any(tuned and not mine[rows] for rows, tuned in found.items()) else mine
 
 
 def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:

@@ -306,10 +306,10 @@ def choose(split: Split) -> LayoutPlan:
         fragments.append(Fragment(value, tile, layout, -(-math.prod(tile) // (32 * GROUP_WARPS))))
     operands = []
     for s in (s for s in tiles.block.computes if tiles.is_dot(s)):
+        if not of_16_bits(tiles, s):
+            raise refuse(tiles, f"the product {s.value!r} is not of two operands of 16 bits")
         for i, a in enumerate(tiles.sides(s)):
             loaded = tiles.block.by_value[a].kind == "load"
-            if not of_16_bits(tiles, s):
-                raise refuse(tiles, f"the product {s.value!r} is not of two operands of 16 bits")
             if i and not loaded:
                 raise refuse(tiles, f"{a!r}, the right operand of {s.value!r}, is computed, and only shared memory has such")
             operands.append(Operand(s.value, a, "shared" if loaded else "registers"))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fuser.device import Device
 from fuser.device import load_device
 from fuser.interpret.reference import interpret
 from fuser.ir.builder import Builder
@@ -55,9 +56,9 @@ def test_steps_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     asked: list[TensorProgram] = []
     real = prices._best
 
-    def best(one: prices._Asked, *more: object) -> prices.Laid:
+    def best(one: prices._Asked, device: Device, libraries: bool, seed: int) -> prices.Laid:
         asked.append(one.program)
-        return real(one, *more)  # type: ignore[arg-type]
+        return real(one, device, libraries, seed)
 
     monkeypatch.setattr(prices, "_best", best)
     found = priced([p for ps in several.values() for p in ps], H200)
