@@ -92,7 +92,14 @@ def no_dense(name: str, value: Any) -> UnsupportedError:
     return UnsupportedError(f"{name} is no dense tensor: its layout is {value.layout}", "convert it in front: x.to_dense()")
 
 
+def _settled(extent: Any) -> Any:
+    """An extent that export knows and has a symbol for (``bincount``'s of as many as ``minlength``), as a number."""
+    expr = getattr(getattr(extent, "node", None), "expr", None)
+    return int(expr) if expr is not None and expr.is_Integer else extent
+
+
 def static(name: str, shape: Any) -> tuple[int, ...]:
+    shape = tuple(map(_settled, shape))
     for i, extent in enumerate(shape):
         if not isinstance(extent, int):
             if re.search(r"\bu\d", str(extent)):
@@ -103,7 +110,7 @@ def static(name: str, shape: Any) -> tuple[int, ...]:
             )
         if extent < 1:
             raise ProgramError(f"dimension {i} of {name!r} is empty", "give example inputs of the sizes that you deploy")
-    return tuple(shape)
+    return shape
 
 
 def is_empty(name: str, result: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from math import prod
 from typing import Any
 
@@ -58,6 +59,15 @@ def clamp(c: Call) -> Ref:
     for bound, op in (("min", "maximum"), ("max", "minimum")):
         x = x if c[bound] is None else c.b.op(op, x, c.ref(c[bound], c.dtype))
     return x
+
+
+def lerp(c: Call) -> Ref:
+    """From the nearer end, as torch takes it: a weight of 1 gives the other end exactly, and an infinite one of half stays."""
+    x, y = (c.ref(c[name], c.dtype) for name in ("self", "end"))
+    n = number_of(c["weight"])
+    if n is None or not 0.5 <= abs(n) < math.inf:
+        return c.b.op("lerp", x, y, c.operand(c["weight"], c.dtype), dtype=c.dtype)
+    return c.b.op("add", y, c.b.op("scale", c.b.op("sub", x, y, dtype=c.dtype), scalar=1.0 - n), dtype=c.dtype)
 
 
 def along(c: Call) -> Ref:

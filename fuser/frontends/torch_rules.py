@@ -26,6 +26,7 @@ from fuser.frontends.torch_norms import clamp
 from fuser.frontends.torch_norms import einsum
 from fuser.frontends.torch_norms import exponential
 from fuser.frontends.torch_norms import extreme
+from fuser.frontends.torch_norms import lerp
 from fuser.frontends.torch_norms import variance
 from fuser.frontends.torch_norms import vector_norm
 from fuser.frontends.torch_places import RULES as PLACES
@@ -400,7 +401,7 @@ BY_ATEN: dict[str, Callable[[Call], Any]] = {
     "div.Tensor_mode": _div, "div.Scalar_mode": _div, "pow.Tensor_Scalar": _pow, "max.dim": extreme, "min.dim": extreme,
     "linear": _linear, "addmm": _addmm, "baddbmm": _addmm, "dot": _matmul, "mv": _matmul, "outer": _outer, "einsum": einsum,
     **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "native_dropout"), _dropout),
-    "copy": _copy, "glu": _glu, "prelu": _prelu,
+    "copy": _copy, "glu": _glu, "prelu": _prelu, "lerp.Scalar": lerp, "lerp.Tensor": lerp,
     "log_sigmoid_forward": lambda c: (c.b.op("log_sigmoid", c.tensor("self")), None),  # the other result is for gradients
     "select.int": _select, "split.Tensor": _split, "split_with_sizes": _split, "chunk": _split, "unbind.int": _split,
     "constant_pad_nd": _constant_pad, "pad": _circular_pad, "_cdist_forward": _distances, "clamp.Tensor": clamp,

@@ -340,6 +340,12 @@ def test_dynamic_dimension_is_named() -> None:
         fuser.from_torch(exported)
 
 
+def test_extent_that_export_knows_is_static() -> None:
+    per_node = Fn(lambda nodes, x: x / torch.bincount(nodes, minlength=4).clamp(min=1)[:, None])
+    program = fuser.from_torch(per_node, (torch.tensor([0, 1, 1, 3]), rand(4, 2))).program
+    assert [program[n].shape for n in program.outputs] == [(4, 2)]
+
+
 def test_control_flow_on_values_is_a_program_error() -> None:
     with pytest.raises(ProgramError, match="cannot trace Fn"):
         fuser.from_torch(Fn(lambda x: x if x.sum() > 0 else -x), (rand(4),))

@@ -77,6 +77,8 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "sums with a factor": (lambda x, y: torch.add(x, y, alpha=0) * torch.sub(x, 3, alpha=0) - torch.rsub(x, y, alpha=-0.5)
                            + torch.add(x, 2, alpha=3), TWO),
     "addcmul": (lambda x, y: torch.addcmul(x, x, y, value=0.5) + torch.lerp(x, y, 0.25), TWO),
+    "lerp from the nearer end": (lambda x, y: torch.lerp(x + 1e20, y, 1.0) + torch.lerp(y - INF, x, 0.5).clamp(-3, 3)
+                                 + torch.lerp(x, y, x.abs().round()), TWO),
     "min": (lambda x: x.amin(1) + x.min(0).values.sum() + x.min() + x.max(1).values.sum(), X),
     "var": (lambda x: x.var(1) * x.std((0, 2)).sum() + x.var(correction=0) + x.std(0, unbiased=False).sum(0), CUBE),
     "logsumexp": (lambda x: x.logsumexp((1, 2)) + x.logsumexp(1, keepdim=True).sum(), CUBE),
