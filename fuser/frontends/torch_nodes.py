@@ -94,8 +94,7 @@ def no_dense(name: str, value: Any) -> UnsupportedError:
 
 def _settled(extent: Any) -> Any:
     """An extent that export knows and has a symbol for (``bincount``'s of as many as ``minlength``), as a number."""
-    expr = getattr(getattr(extent, "node", None), "expr", None)
-    return int(expr) if expr is not None and expr.is_Integer else extent
+    return extent if isinstance(extent, int) or not extent.node.expr.is_Integer else int(extent.node.expr)
 
 
 def static(name: str, shape: Any) -> tuple[int, ...]:

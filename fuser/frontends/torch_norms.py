@@ -62,7 +62,7 @@ def clamp(c: Call) -> Ref:
 
 
 def lerp(c: Call) -> Ref:
-    """From the nearer end, as torch takes it: a weight of 1 gives the other end exactly, and an infinite one of half stays."""
+    """From the nearer end, as torch takes it: a weight of 1 gives ``end`` exactly, one of half an infinite ``self``."""
     x, y = (c.ref(c[name], c.dtype) for name in ("self", "end"))
     n = number_of(c["weight"])
     if n is None or not 0.5 <= abs(n) < math.inf:
