@@ -3,6 +3,7 @@
     python -m experiments.modules check                      # small, in Triton's interpreter, on any machine
     python -m experiments.modules compile --target h200      # real sizes, kernels compiled offline
     python -m experiments.modules time -o table.txt          # on a GPU, beside eager torch and torch.compile
+    python -m experiments.modules time --source FOLDER       # files of yours: `Model`, `get_inputs`, as KernelBench has them
 
 ``--only GLOB`` takes some of them. ``time`` compiles in several processes, each of which keeps what it made; when all are done
 (or ``--seconds`` are over) they measure one after the other, so that nothing else runs on the GPU. Times are of calls one after
@@ -26,6 +27,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
@@ -45,6 +47,7 @@ from experiments.in_turn import claimed
 from experiments.suite import SUITE
 from experiments.suite.case import Keywords
 from experiments.suite.large import LARGE
+from experiments.suite.outside import from_file
 from fuser.frontends.torch_export import from_torch
 from fuser.ir.mugraph import LibraryKernel
 from fuser.runtime.library import WHOLE
@@ -63,21 +66,22 @@ from search.where import where_to_run
 PATIENCE = 120
 """Seconds that a module may take to compile."""
 ROUNDS, ROUND_SECONDS = 5, 0.003
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "own": None}
+"""``own``: of what dtypes a file from outside makes its modules and inputs."""
 
 
 def made(name: str, small: bool, dtype: Any = torch.float32, device: str = "cpu") -> tuple[Any, tuple[Any, ...]]:
-    """A module of a suite and its inputs; the last of them may be :class:`Keywords`."""
+    """A module of a suite, or of a file (a name with a slash), and its inputs; the last of them may be :class:`Keywords`."""
     torch.manual_seed(0)
-    module, inputs = (SUITE | LARGE)[name](small)
+    module, inputs = (from_file(Path(name)) if "/" in name else (SUITE | LARGE)[name])(small)
     return module.eval().to(device=device, dtype=dtype), converted(inputs, dtype, device)
 
 
 def converted(inputs: tuple[Any, ...], dtype: Any, device: str | None = None) -> tuple[Any, ...]:
-    """With floating-point tensors of another dtype, in their strides; what is no tensor stays."""
+    """With floating-point tensors of another dtype, if any, in their strides; what is no tensor stays."""
 
     def one(x: Any) -> Any:
-        return x.to(device, dtype if x.is_floating_point() else x.dtype) if isinstance(x, torch.Tensor) else x
+        return x.to(device, (dtype if x.is_floating_point() else None) or x.dtype) if isinstance(x, torch.Tensor) else x
 
     *given, last = inputs or (None,)
     ends = Keywords(tree_map(one, dict(last))) if isinstance(last, Keywords) else tree_map(one, last)
@@ -170,7 +174,7 @@ def each(names: Sequence[str], what: Callable[[str], str]) -> int:
             failed += 1
             said = f"FAILED {type(caught).__name__}: {str(caught)[:200]}"
         cpu, wall = time.process_time() - start[0], time.perf_counter() - start[1]
-        print(f"{name:32}{said}  ({cpu:.1f} s CPU, {wall:.1f} s)", flush=True)
+        print(f"{Path(name).stem:32}{said}  ({cpu:.1f} s CPU, {wall:.1f} s)", flush=True)
     return failed
 
 
@@ -187,12 +191,10 @@ def times(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
 def prepared(name: str, dtype: Any, doors: Sequence[str], most: float = PATIENCE) -> dict[str, Any]:
     """What there is to measure of a module: callables by name, and the row so far; ``most`` seconds for each compiler."""
     module, inputs = made(name, False, dtype, "cuda")
-    row: dict[str, Any] = {"name": name, "dtype": str(dtype)[6:]}
+    row: dict[str, Any] = {"name": Path(name).stem, "dtype": str(dtype)[6:] if dtype else "own"}
     given, named = apart(inputs)
     calls: dict[str, Callable[[], Any]] = {"eager": lambda: module(*given, **named)}
-    wide, more = apart(converted(inputs, torch.float64))
-    exact = module.double()(*wide, **more)
-    module.to(dtype)
+    exact = in_float64(module, inputs)
     row["eager_error"] = error(calls["eager"](), exact)
     compilers: dict[str, Callable[[], Callable[..., Any]]] = {
         "ours": lambda: fuser.compile(module, given, example_kwargs=named),
@@ -230,6 +232,16 @@ def prepared(name: str, dtype: Any, doors: Sequence[str], most: float = PATIENCE
     return {"row": row, "calls": calls, "graph": {n: g[1] for n, g in graphs.items()}, "kept": graphs}
 
 
+def in_float64(module: Any, inputs: tuple[Any, ...]) -> Any:
+    """What it returns in double precision; where its own code names a dtype that this contradicts, in its own."""
+    wide, more = apart(converted(tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, inputs), torch.float64))
+    try:
+        return deepcopy(module).double()(*wide, **more)
+    except RuntimeError:
+        given, named = apart(deepcopy(inputs))
+        return deepcopy(module)(*given, **named)
+
+
 def own(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Kernels of ours where ``fuser.compile`` leaves all to torch's compiler; refused where it does not."""
     device, spec = where_to_run(None, None, type(module).__name__)
@@ -262,7 +274,7 @@ def worker(args: argparse.Namespace, names: Sequence[str]) -> None:
     ready, done = [], (folder / f"rows_{args.worker}.jsonl").open("w")
     with torch.no_grad():
         for entry in names:
-            if time.time() > until or (folder / "go").exists() or not claimed(folder / f"claim_{entry}"):
+            if time.time() > until or (folder / "go").exists() or not claimed(folder / f"claim_{entry.replace('/', '_')}"):
                 continue
             name, _, dtype = entry.partition(":")
             most = min(PATIENCE, until + PATIENCE / 6 - time.time())
@@ -320,7 +332,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         return r.get(f"inductor_{kind}", float("nan")) / r.get(f"ours_{kind}", float("nan"))
 
     for r in sorted(rows, key=lambda r: (math.isnan(x := ratio(r, "graph")), x)):
-        text = f"{r['name'] + (' ' + r['dtype'] if r.get('dtype', 'float32') != 'float32' else ''):30}"
+        text = f"{r['name'] + (' ' + r['dtype'] if r.get('dtype') not in ('float32', 'own', None) else ''):30}"
         for kind, first in kinds:
             times = [r.get(f"{p}_{kind}", float("nan")) for p in ("eager", "inductor", "ours")]
             text += f"{times[0]:{first}.1f}{times[1]:10.1f}{times[2]:10.1f}{ratio(r, kind):7.2f}"
@@ -353,7 +365,8 @@ def main() -> int:
     p.add_argument("what", choices=("check", "compile", "time", "prepare", "measure", "work"))
     p.add_argument("--only", nargs="*", default=["*"])
     p.add_argument("--names", nargs="*")
-    p.add_argument("--dtype", choices=DTYPES, default="float32")
+    p.add_argument("--source", type=Path, help="a folder of files with a module each, in place of the suite")
+    p.add_argument("--dtype", choices=DTYPES, help="float32, or what the files have")
     p.add_argument("--target", default="h200")
     p.add_argument("--folder", default="/tmp/modules")
     p.add_argument("--jobs", type=int, default=os.cpu_count())
@@ -364,7 +377,9 @@ def main() -> int:
     p.add_argument("--doors", nargs="*", default=[])
     p.add_argument("-o", "--output")
     args = p.parse_args()
-    names = args.names or [n for n in SUITE if any(fnmatch(n, g) for g in args.only)]
+    args.dtype = args.dtype or ("own" if args.source else "float32")
+    known = {p.stem: str(p) for p in sorted(args.source.resolve().glob("*.py"))} if args.source else {n: n for n in SUITE}
+    names = args.names or [long for n, long in known.items() if any(fnmatch(n, g) for g in args.only)]
     warnings.simplefilter("ignore")
     if args.what == "check":
         return each(names, lambda n: checked(n, DTYPES[args.dtype])) > 0

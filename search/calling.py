@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -17,11 +18,13 @@ from fuser.frontends.left import given_back
 from fuser.frontends.left import leaves_behind
 from fuser.frontends.opened import opened
 from fuser.frontends.opened import opens
-from fuser.frontends.torch_views import seen
+from fuser.frontends.torch_views import viewer
 from fuser.ir.program import TensorProgram
 
 Asked = tuple[Sequence[Any], Mapping[str, Any]]
 """Arguments of a call, in order and by name, as they were given."""
+Leaf = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+"""Makes a result of the program's outputs, and of inputs, by name."""
 
 
 def plain(called: Called | None, inputs: Sequence[str], outputs: Sequence[str]) -> bool:
@@ -143,22 +146,24 @@ def returned(called: Called, found: Mapping[str, Any], asked: Asked, given: Mapp
 
 def leaves_of(called: Called, found: Mapping[str, Any], given: Mapping[str, Any]) -> list[Any]:
     """The leaves of what the module returns."""
-    return [_leaf(r, found, given) for r in called.results]
+    return [make(found, given) for make in leaf_makers(called)]
 
 
-def _leaf(result: Result, found: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    if result.name:
-        return of_parts(found[result.name]) if result.complex else found[result.name]
-    return _view(result, found, given) if result.base else _fixed(result.value)
+def leaf_makers(called: Called) -> list[Leaf]:
+    """What makes each leaf of what the module returns."""
+    return [_leaf(r) for r in called.results]
 
 
-def _fixed(value: Any) -> Any:
-    """A result that nothing is computed for; of a tensor without elements another one each time."""
-    return value.new_empty(value.shape) if hasattr(value, "new_empty") else value
-
-
-def _view(result: Result, found: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    return seen(given[result.base] if result.base in given else found[result.base], result.views)
+def _leaf(result: Result) -> Leaf:
+    name, base, value = result.name, result.base, result.value
+    if name:
+        return (lambda found, _: of_parts(found[name])) if result.complex else lambda found, _: found[name]
+    if base:
+        view = viewer(result.views)
+        return lambda found, given: view(given[base] if base in given else found[base])
+    if hasattr(value, "new_empty"):  # a tensor without elements: another one each time
+        return lambda *_: value.new_empty(value.shape)
+    return lambda *_: value
 
 
 def copied_into(called: Called, values: Any, out: Any) -> Any:

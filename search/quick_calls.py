@@ -16,7 +16,7 @@ from fuser.frontends.imported import Called
 from fuser.frontends.left import kept_alone
 from fuser.frontends.left import leaves_behind
 from fuser.frontends.opened import opens
-from search.calling import leaves_of
+from search.calling import leaf_makers
 
 T = TypeVar("T")
 Take = Callable[[Any, dict[str, Any]], bool]
@@ -82,18 +82,18 @@ def _take(tree: Any, leaves: Any) -> Take | None:
 
 
 def giver(called: Called) -> Giver | None:
-    """What the module returns, of the program's outputs and of inputs by name; None where it returns further kinds."""
+    """What the module returns, of the program's outputs and of inputs by name; None where it returns kinds that torch does not know."""
     kept = kept_alone(called.returns)
     tree = called.returns.child(0) if kept else called.returns
     if leaves_behind(tree) or opens(tree):
         return None
-    make = _give(tree, count())
+    make, makers = _give(tree, count()), leaf_makers(called)
     if make is None or kept is None or called.owner is None:
-        return None if make is None else lambda found, given: make(leaves_of(called, found, given))
+        return None if make is None else lambda found, given: make([one(found, given) for one in makers])
     keep, first = called.owner.keep, tree.num_leaves
 
     def give(found: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-        leaves = leaves_of(called, found, given)
+        leaves = [one(found, given) for one in makers]
         keep(kept(leaves[first:]))
         return make(leaves)
 
@@ -101,6 +101,8 @@ def giver(called: Called) -> Giver | None:
 
 
 def _give(tree: Any, numbers: Any) -> Give | None:
+    from torch.utils._pytree import SUPPORTED_NODES
+
     if tree.is_leaf():
         number = next(numbers)
         return lambda leaves: leaves[number]
@@ -111,14 +113,15 @@ def _give(tree: Any, numbers: Any) -> Give | None:
         return lambda leaves: tree.context(*[p(leaves) for p in parts])
     if getattr(tree.type, "__module__", "") == "torch.return_types":
         return lambda leaves: tree.type([p(leaves) for p in parts])
-    if tree.type not in (tuple, list, dict):
-        return None
     if tree.type is dict:
         keys = list(tree.context)
         return lambda leaves: {k: p(leaves) for k, p in zip(keys, parts, strict=True)}
     if tree.type is list:
         return lambda leaves: [p(leaves) for p in parts]
-    return lambda leaves: tuple([p(leaves) for p in parts])
+    if tree.type is tuple:
+        return lambda leaves: tuple([p(leaves) for p in parts])
+    known = SUPPORTED_NODES.get(tree.type)  # a class that somebody told torch of: outputs of transformers, say
+    return known and (lambda leaves: known.unflatten_fn([p(leaves) for p in parts], tree.context))
 
 
 def _every(found: Iterable[T | None]) -> list[T] | None:

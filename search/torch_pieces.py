@@ -26,6 +26,7 @@ from fuser.frontends.torch_export import from_graph
 from fuser.frontends.torch_nodes import draws
 from fuser.frontends.torch_views import seen
 from fuser.frontends.torch_views import shown
+from fuser.frontends.torch_views import viewer
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.program import DTYPE_BYTES
 from fuser.runtime.library import WHOLE
@@ -301,8 +302,8 @@ def _getter(
         return lambda args, found: end.base
     views = end.views
     if not end.computed:
-        i = places.index(end.base)
-        return lambda args, found: seen(args[i], views)
+        i, view = places.index(end.base), viewer(views)
+        return lambda args, found: view(args[i])
     result = results[bases.index(end.base)]
     if not result.name:
         return lambda args, found: result.value
@@ -311,12 +312,13 @@ def _getter(
         views = ((of_parts, (), {}, None), *views)
     wanted = end.node.meta["val"]
     ours = seen(_in_order(end.base), end.views)
+    view = viewer(views)
     if _same_strides(ours, wanted) or not _dense(wanted):
-        return (lambda args, found: seen(found[k], views)) if views else (lambda args, found: found[k])
+        return (lambda args, found: view(found[k])) if views else (lambda args, found: found[k])
     shape, strides = tuple(wanted.shape), tuple(wanted.stride())
 
     def strided(args: Sequence[Any], found: Sequence[Any]) -> Any:
-        x = seen(found[k], views)
+        x = view(found[k])
         return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
     return strided

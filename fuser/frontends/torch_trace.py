@@ -19,6 +19,7 @@ from fuser.frontends.left import opening
 from fuser.frontends.left import values_kept
 from fuser.frontends.opened import opened
 from fuser.frontends.torch_alias import aliases_said
+from fuser.frontends.torch_index import gathered
 from fuser.frontends.torch_shapes import true_states
 
 PLAIN = (int, float, complex, str, enum.Enum, type(None))
@@ -62,7 +63,7 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
         raise _scripted(name, "it")
     unprinted = patch.object(_trace, "print", lambda *_, **__: None, create=True)  # the graph so far, before an error
     try:
-        with alone(), warnings.catch_warnings(), true_states(), values_kept(module), opening(module), unguessed(), unprinted:
+        with alone(), warnings.catch_warnings(), true_states(), values_kept(module), opening(module), unguessed(), unprinted, gathered():
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
             args, keywords = _apart(module, opened((example_inputs, example_kwargs)))
             return _kept_anew(module, lambda: torch.export.export(module, args, keywords, dynamic_shapes=sizes))

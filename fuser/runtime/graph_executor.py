@@ -49,6 +49,8 @@ from fuser.runtime.tensors import Spec
 from fuser.runtime.tensors import accept
 from fuser.runtime.tensors import addresses
 from fuser.runtime.tensors import check_outputs
+from fuser.runtime.tensors import copies
+from fuser.runtime.tensors import maker
 
 REMEMBERED = 64
 """Most sets of addresses for which a packed call is kept."""
@@ -123,7 +125,9 @@ class Executable:
         self._capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         self._current: Callable[[], int] = functools.partial(_raw_stream(), self.device.index) if gpu else int
         self._several = gpu and torch.cuda.device_count() > 1
-        self._tensor, self._new = torch.Tensor, torch.empty
+        self._tensor = torch.Tensor
+        makers = {s.name: maker(s, self.device) for s in self._outputs}
+        self._makers = tuple((lambda: None) if n in made else make for n, make in makers.items())
         self._lock = threading.Lock()
         self._packed: dict[tuple[int, ...], _Packed] = {}
         self._seen: set[tuple[int, ...]] = set()
@@ -172,15 +176,11 @@ class Executable:
 
     def empty_outputs(self) -> dict[str, Any]:
         """Fresh outputs by name, uninitialised."""
-        return {n: self._new(shape, dtype=dtype, device=self.device) for n, shape, dtype, _ in self._outputs}
+        return {s.name: maker(s, self.device)() for s in self._outputs}
 
     def _empty(self) -> tuple[Any, ...]:
         """What is written; None for what torch allocates."""
-        new, device = self._new, self.device
-        if not self._made:
-            return tuple([new(shape, dtype=dtype, device=device) for _, shape, dtype, _ in self._outputs])
-        made = self.plan.adopted
-        return tuple([None if n in made else new(shape, dtype=dtype, device=device) for n, shape, dtype, _ in self._outputs])
+        return tuple([make() for make in self._makers])
 
     def _named(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Inputs and outputs in order. Raises :class:`UsageError` for names that are missing or unknown."""
@@ -303,7 +303,7 @@ class Executable:
                 self._order()
             if (graph := self._replayed(key, tensors)) is not None:
                 graph.replay()
-                return self._with_made(given, {n: _copy(x) for n, x in graph.made.items()}) if self._made else given
+                return self._with_made(given, copies(graph.made)) if self._made else given
             packed = self._packed.get(key) or self._remember(key, tensors)
             if packed.late is None:
                 packed.call()
@@ -394,13 +394,6 @@ class Executable:
             torch.cuda.synchronize()
         found = {n: values[n] if n in values else made[n] for n in outputs or self.outputs}
         return Captured({n: values[n] for n in inputs}, found, graph, (self, call))
-
-
-def _copy(x: Any) -> Any:
-    """A copy of a tensor that lies as it does."""
-    import torch
-
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _raw_stream() -> Callable[[int], int]:

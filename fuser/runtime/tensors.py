@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from typing import NamedTuple
 
@@ -58,6 +60,34 @@ def addresses(specs: Iterable[Spec], tensors: Iterable[Any], tensor_type: type) 
     except RuntimeError:  # sparse, or no memory behind it
         return None
     return tuple(found)
+
+
+def maker(spec: Spec, device: Any) -> Callable[[], Any]:
+    """What makes such a tensor, uninitialised, on torch's current GPU."""
+    import torch
+
+    # what torch's own compiled code allocates with: a third of the time of torch.empty
+    quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    if quick is None:
+        return partial(torch.empty, spec.shape, dtype=spec.dtype, device=device)
+    return partial(quick, tuple(spec.shape), torch.empty(spec.shape, device="meta").stride(), spec.dtype)
+
+
+def copies(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of tensors, by name, that lie as these do: one launch for all of a dtype."""
+    import torch
+
+    found: dict[str, Any] = {}
+    alike: dict[Any, list[str]] = {}
+    for name, x in tensors.items():
+        found[name] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        alike.setdefault(x.dtype, []).append(name)
+    for names in alike.values():
+        if len(names) == 1:
+            found[names[0]].copy_(tensors[names[0]])
+        else:
+            torch._foreach_copy_([found[n] for n in names], [tensors[n] for n in names])
+    return found
 
 
 def _gradients() -> bool:
