@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict
 from fnmatch import fnmatch
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ from search.where import where_to_run
 PATIENCE = 120
 """Seconds that a module may take to compile."""
 ROUNDS, ROUND_SECONDS = 5, 0.003
+SETTLED = 30
+"""Calls of each before it is measured."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "own": None}
 """``own``: of what dtypes a file from outside makes its modules and inputs."""
 
@@ -221,15 +224,23 @@ def prepared(name: str, dtype: Any, doors: Sequence[str], most: float = PATIENCE
         except Exception as caught:  # noqa: BLE001
             row[f"{peer}_failed"] = f"{type(caught).__name__}: {str(caught)[:300]}"
         row[f"{peer}_seconds"] = time.perf_counter() - start[0], time.process_time() - start[1]
-    graphs = {}
+    return {"row": row, "calls": calls}
+
+
+def captures(one: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """Graphs of one call each, of what a user has after some calls: a module in pieces finds out meanwhile how to run best."""
+    calls, kept = one["calls"], {}
+    for call in calls.values():
+        for _ in range(SETTLED):
+            call()
     for peer, call in {**calls, "again": calls.get("inductor")}.items():  # the same kernels once more: what times are worth
         try:
-            if call is None:
-                continue
-            graphs[peer] = captured(call)  # what it returns is kept too: it lies in the graph's memory
+            if call is not None:
+                kept[peer] = captured(call)  # what it returns is kept too: it lies in the graph's memory
         except Exception as caught:  # noqa: BLE001 - a call that waits for the GPU cannot be captured
-            row[f"{peer}_graph_failed"] = str(caught)[:200]
-    return {"row": row, "calls": calls, "graph": {n: g[1] for n, g in graphs.items()}, "kept": graphs}
+            one["row"][f"{peer}_graph_failed"] = str(caught)[:200]
+    one["kept"] = kept
+    return {n: g[1] for n, g in kept.items()}
 
 
 def in_float64(module: Any, inputs: tuple[Any, ...]) -> Any:
@@ -291,9 +302,9 @@ def worker(args: argparse.Namespace, names: Sequence[str]) -> None:
             if (folder / "over").exists():
                 break
             with alone(folder):
-                for kind in ("graph", "calls"):
+                for kind, contestants in (("graph", captures), ("calls", itemgetter("calls"))):
                     try:
-                        one["row"] |= {f"{peer}_{kind}": us for peer, us in times(one[kind]).items()}
+                        one["row"] |= {f"{peer}_{kind}": us for peer, us in times(contestants(one)).items()}
                     except Exception as caught:  # noqa: BLE001
                         one["row"][f"{kind}_failed"] = str(caught)[:200]
             done.write(json.dumps(one["row"]) + "\n")

@@ -113,6 +113,8 @@ class PiecewiseModule(AsFunction):
 
     def __post_init__(self) -> None:
         said = f"{type(self.module).__name__} is no program: {self.why}; its graphs are compiled one by one, when they are called"
+        if not self.options.get("freeze", True):
+            said += ", and write to the states of its .module, a copy of yours"
         warnings.warn(said, LeftToTorch, stacklevel=4)
         self.module = _copy(self.module).to(self.device)
 
@@ -297,19 +299,25 @@ class PiecewiseModule(AsFunction):
 
 def _like(inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """How tensors lie, and numbers: equal for arguments of which a compiler makes the same. None where there are others."""
+    found: list[Any] = [*named]
+    known = all(_described(x, found) for x in (*inputs, *named.values()))
+    return tuple(found) if known else None
+
+
+def _described(x: Any, found: list[Any]) -> bool:
+    """Whether it is known what an argument is like; what it is like is added to what was ``found``."""
     import torch
 
-    found: list[Any] = [*named]
-    for x in (*inputs, *named.values()) if named else inputs:
-        if isinstance(x, torch.Tensor):
-            if x.requires_grad:
-                return None
-            found += x.shape, x.stride(), x.dtype, x.device
-        elif x is None or type(x) in (int, float, bool, str):
-            found += type(x), x
-        else:
-            return None
-    return tuple(found)
+    if isinstance(x, torch.Tensor):
+        found += x.shape, x.stride(), x.dtype, x.device
+        return not x.requires_grad
+    if x is None or type(x) in (int, float, bool, str):
+        found += type(x), x
+        return True
+    if type(x) not in (list, tuple, dict):
+        return False
+    found += type(x), len(x), *(x if isinstance(x, dict) else ())
+    return all(_described(y, found) for y in (x.values() if isinstance(x, dict) else x))
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ SLOWED = 1.02
 """Times its estimate, as the assembler made it, from which a candidate is held against the next ones."""
 FAILURES = ((OutOfResourcesError, "shared memory"), (DiedError, "the compiler died"))
 """Classes of candidates that the compiler refuses, by its error."""
+NO_SOURCE = "does not compile"
+"""Others that it refuses, or of which there is no source."""
 WRONG = "wrong result"
 """The class of kernels that differ from the reference."""
 NOT_VERIFIED = "not verified"
@@ -113,24 +115,25 @@ def as_made(ranked: Ranked, artifacts: Sequence[KernelArtifact], device: Device)
     return ranked.seconds + math.fsum(longer(b, s, pace(a.cubin), a.registers, device) for (b, s), a in made)
 
 
-def first_verified(program: TensorProgram, candidates: Sequence[Ranked]) -> tuple[int, Verdict, dict[str, int]]:
-    """The first candidate whose µGraph is verified, as an index, its verdict, and how many fell out before it, by class. Raises
+def verified(tuned: Tuned) -> Realised:
+    """The first verified candidate of which there is source, without its kernels: for Triton's interpreter. Raises
     :class:`NoValidKernelError` where there is none."""
     rejected: Counter[str] = Counter()
     verdict: Verdict | None = None
-    for i, candidate in enumerate(candidates):
-        verdict = kept_verdict(program, candidate.graph)
-        if verdict.accepted:
-            return i, verdict, dict(rejected)
-        rejected[NOT_VERIFIED] += 1
-    raise _unverified(program, verdict)
-
-
-def verified(tuned: Tuned) -> Realised:
-    """The first verified candidate, without its kernels: for Triton's interpreter."""
-    candidates = (tuned.winner, *tuned.runners)
-    at, verdict, rejected = first_verified(tuned.program, candidates)
-    return Realised(tuned, candidates[at], verdict, (), rejected=rejected)
+    last: FuserError | None = None
+    for candidate in (tuned.winner, *tuned.runners):
+        verdict = kept_verdict(tuned.program, candidate.graph)
+        if not verdict.accepted:
+            rejected[NOT_VERIFIED] += 1
+            continue
+        try:
+            generate_graph(candidate.graph, candidate.schedule)
+        except FuserError as error:
+            rejected[NO_SOURCE] += 1
+            last = error
+            continue
+        return Realised(tuned, candidate, verdict, (), rejected=dict(rejected))
+    raise last or _unverified(tuned.program, verdict)
 
 
 def _unverified(program: TensorProgram, verdict: Verdict | None) -> NoValidKernelError:
@@ -190,7 +193,7 @@ def _compiled(job: _Job) -> _Outcome:
                 continue
             outcome = _Outcome(i, verdict, compile_candidate(candidate.candidate, device, sources))
         except FuserError as error:
-            rejected[next((c for e, c in FAILURES if isinstance(error, e)), "does not compile")] += 1
+            rejected[next((c for e, c in FAILURES if isinstance(error, e)), NO_SOURCE)] += 1
             last = error
             continue
         spills = max((a.spills for a in outcome.artifacts), default=0)

@@ -63,7 +63,16 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
         raise _scripted(name, "it")
     unprinted = patch.object(_trace, "print", lambda *_, **__: None, create=True)  # the graph so far, before an error
     try:
-        with alone(), warnings.catch_warnings(), true_states(), values_kept(module), opening(module), unguessed(), unprinted, gathered():
+        with (
+            alone(),
+            warnings.catch_warnings(),
+            true_states(),
+            values_kept(module),
+            opening(module),
+            unguessed(),
+            unprinted,
+            gathered(),
+        ):
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
             args, keywords = _apart(module, opened((example_inputs, example_kwargs)))
             return _kept_anew(module, lambda: torch.export.export(module, args, keywords, dynamic_shapes=sizes))
