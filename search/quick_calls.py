@@ -82,7 +82,7 @@ def _take(tree: Any, leaves: Any) -> Take | None:
 
 
 def giver(called: Called) -> Giver | None:
-    """What the module returns, of the program's outputs and of inputs by name; None where it returns kinds that torch does not know."""
+    """What the module returns, of the program's outputs and of inputs by name; None where torch does not know what it returns."""
     kept = kept_alone(called.returns)
     tree = called.returns.child(0) if kept else called.returns
     if leaves_behind(tree) or opens(tree):

@@ -38,10 +38,10 @@ def worth_it(plan: Plan) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """``made``: results that torch allocated, by name; each replay writes them anew."""
+    """``made`` copies results that torch allocated, by name; each replay writes them anew."""
 
     replay: Callable[[], None]
-    made: Mapping[str, Any]
+    made: Callable[[], Mapping[str, Any]]
 
 
 class Again:

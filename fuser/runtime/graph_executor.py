@@ -49,7 +49,7 @@ from fuser.runtime.tensors import Spec
 from fuser.runtime.tensors import accept
 from fuser.runtime.tensors import addresses
 from fuser.runtime.tensors import check_outputs
-from fuser.runtime.tensors import copies
+from fuser.runtime.tensors import copier
 from fuser.runtime.tensors import maker
 
 REMEMBERED = 64
@@ -126,8 +126,8 @@ class Executable:
         self._current: Callable[[], int] = functools.partial(_raw_stream(), self.device.index) if gpu else int
         self._several = gpu and torch.cuda.device_count() > 1
         self._tensor = torch.Tensor
-        makers = {s.name: maker(s, self.device) for s in self._outputs}
-        self._makers = tuple((lambda: None) if n in made else make for n, make in makers.items())
+        forms = {s.name: self._forms[s.name] for s in self._outputs}
+        self._makers = tuple((lambda: None) if n in made else maker(x, self.device) for n, x in forms.items())
         self._lock = threading.Lock()
         self._packed: dict[tuple[int, ...], _Packed] = {}
         self._seen: set[tuple[int, ...]] = set()
@@ -176,7 +176,7 @@ class Executable:
 
     def empty_outputs(self) -> dict[str, Any]:
         """Fresh outputs by name, uninitialised."""
-        return {s.name: maker(s, self.device)() for s in self._outputs}
+        return {s.name: maker(self._forms[s.name], self.device)() for s in self._outputs}
 
     def _empty(self) -> tuple[Any, ...]:
         """What is written; None for what torch allocates."""
@@ -303,7 +303,7 @@ class Executable:
                 self._order()
             if (graph := self._replayed(key, tensors)) is not None:
                 graph.replay()
-                return self._with_made(given, copies(graph.made)) if self._made else given
+                return self._with_made(given, graph.made()) if self._made else given
             packed = self._packed.get(key) or self._remember(key, tensors)
             if packed.late is None:
                 packed.call()
@@ -333,7 +333,7 @@ class Executable:
         """The call on these tensors as a CUDA graph."""
         made: dict[str, Any] = {}
         call = self._bind({s.name: x for s, x in zip(self._ends, tensors, strict=True)}, made=made)
-        return Graph(capture_calls([call], warm=True).replay, made)
+        return Graph(capture_calls([call], warm=True).replay, copier(made))
 
     def _remember(self, key: tuple[int, ...], tensors: tuple[Any, ...]) -> _Packed:
         """A call for these addresses: of its own where they come again and no library needs the tensors, else the one that takes

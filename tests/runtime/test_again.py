@@ -27,7 +27,7 @@ class Capturing:
 
     def __call__(self, tensors: tuple[Any, ...]) -> Graph:
         self.captured.append(tensors)
-        return Graph(lambda: None, {})
+        return Graph(lambda: None, dict)
 
 
 def test_addresses_that_come_again_are_captured_once() -> None:
