@@ -1,4 +1,4 @@
-"""A module of a file from outside, as KernelBench has them: ``Model``, ``get_inputs()`` and, if need be, ``get_init_inputs()``."""
+"""A module of a file from outside, as KernelBench has them: ``Model``, ``get_inputs()``, perhaps ``get_init_inputs()``."""
 
 from __future__ import annotations
 
