@@ -66,7 +66,7 @@ from search.where import where_to_run
 
 PATIENCE = 120
 """Seconds that a module may take to compile."""
-ROUNDS, ROUND_SECONDS = 5, 0.003
+ROUNDS, ROUND_SECONDS = 5, 0.02
 SETTLED = 30
 """Calls of each before it is measured."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "own": None}

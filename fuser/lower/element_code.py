@@ -29,12 +29,15 @@ from fuser.lower.element_tiles import Tiling
 from fuser.lower.emitter import number_text
 
 TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "bool": "int1", "int32": "int32", "int64": "int64",
-         "int8": "int8", "uint8": "uint8", "int16": "int16"}  # fmt: skip
+         "int8": "int8", "uint8": "uint8", "int16": "int16", "float64": "float64"}  # fmt: skip
 """Dtypes that are loaded and stored, as Triton calls them."""
 BETWEEN = frozenset({"maximum", "minimum", "where", "clamp_min", "clamp_max", "clamp", "relu"})
 """Those of them whose results lie among their operands and bounds."""
 FORMS = {"minimum": "tl.minimum({0}, {1})", "trunc_div": "{0} // {1}"}
 """What has another form on whole numbers: the least one has no opposite, and Triton rounds quotients towards zero."""
+EXACT = frozenset({"add", "sub", "mul", "div", "neg", "abs", "square", "scale", "shift", "reciprocal", "where", "sin", "cos",
+                   "eq", "ne", "lt", "le", "gt", "ge"})  # fmt: skip
+"""Those whose form is as good in float64 (angles of positions, say) as Triton has it."""
 LIMIT = 1 << 31
 
 
@@ -222,7 +225,7 @@ class Writer:
         if s.kind == "number":
             return self.constant(dict(s.attrs)["value"], s.dtype)
         if s.kind == "place":
-            kind = "float32" if s.dtype in (*FLOAT_DTYPES, "bool") else TYPES[s.dtype]
+            kind = _float(s.dtype) if s.dtype in (*FLOAT_DTYPES, "bool") else TYPES[s.dtype]
             return f"{self.grouped(s.at)}.to(tl.{kind})" if s.at.terms else self.constant(s.at.constant, s.dtype)
         if s.kind == "choose":
             if not isinstance(s.under, Condition):
@@ -233,7 +236,7 @@ class Writer:
     def constant(self, x: float, dtype: str) -> str:
         if dtype in FLOAT_DTYPES or dtype == "bool":
             text = number_text(x) if math.isfinite(x) else f'float("{x}")'
-            return f"tl.full({self.one}, {text}, tl.float32)"
+            return f"tl.full({self.one}, {text}, tl.{_float(dtype)})"
         limits = np.iinfo(dtype)
         whole = int(x) if math.isfinite(x) else limits.min if x < 0 else limits.max
         return f"tl.full({self.one}, {whole}, tl.{_held(dtype)})"
@@ -254,7 +257,7 @@ class Writer:
             place = f"({place} + tl.zeros({self.one}, tl.int32))"
         text = f"tl.load({self.arguments[s.op]} + {place}{f', {mask}, 0' if mask else ''})"
         if s.dtype in FLOAT_DTYPES or s.dtype == "bool":
-            return f"{text}.to(tl.float32)"
+            return f"{text}.to(tl.{_float(s.dtype)})"
         return text if s.dtype in ("int32", "int64") else f"{text}.to(tl.int32)"
 
     def applied(self, s: Step) -> str:
@@ -265,8 +268,11 @@ class Writer:
         entry = op_def(s.op)
         whole = s.dtype not in FLOAT_DTYPES and s.dtype != "bool"
         exact = s.op in WHOLE and whole_constants(numbers.values())
-        if (whole and not exact) or "float64" in given or not (entry.triton or entry.formula):
+        double = "float64" in {s.dtype, *given}
+        if (whole and not exact) or (double and s.op not in EXACT) or not (entry.triton or entry.formula):
             raise UnsupportedError(f"operator {s.op!r} on {s.dtype} has no Triton form")
+        if double and numbers:
+            return entry.triton.format(*xs, **{k: self.constant(v, "float64") for k, v in numbers.items()})
         if entry.narrow and s.dtype in NARROW:
             return entry.narrow.format(*xs)
         text = self.expression(s.op, xs, numbers, whole)
@@ -292,10 +298,10 @@ class Writer:
         if dtype == "bool":
             return f"({x} != 0).to(tl.float32)"
         if dtype in NARROW:  # a whole number by way of float32: Triton's interpreter has no other way to bfloat16
-            whole = "" if given in floats else ".to(tl.float32)"
-            return f"{x}{whole}.to(tl.{dtype}).to(tl.float32)" if dtype != given else x
-        if dtype == "float32" or (dtype in floats and dtype != "float64"):
-            return x if given in floats else f"{x}.to(tl.float32)"
+            single = "" if given in floats and given != "float64" else ".to(tl.float32)"
+            return f"{x}{single}.to(tl.{dtype}).to(tl.float32)" if dtype != given else x
+        if dtype in floats:
+            return x if given in floats and _float(given) == _float(dtype) else f"{x}.to(tl.{_float(dtype)})"
         if dtype not in TYPES:
             raise UnsupportedError(f"a cast to {dtype} has no Triton form")
         text = f"{x}.to(tl.{TYPES[dtype]})"
@@ -308,6 +314,11 @@ def _wrapped(text: str, dtype: str, numbers: Mapping[str, float]) -> str:
         return text
     narrow = "" if dtype == "int32" else f".to(tl.{TYPES[dtype]})"
     return f"({text}){narrow}.to(tl.int32)"
+
+
+def _float(dtype: str) -> str:
+    """The type in which numbers of a dtype are computed, and what is true or not."""
+    return "float64" if dtype == "float64" else "float32"
 
 
 def _held(dtype: str) -> str:

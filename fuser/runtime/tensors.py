@@ -16,6 +16,10 @@ from fuser.ir.program import Tensor
 from fuser.runtime.launch import ALIGNMENT
 
 
+SMALL = 1 << 14
+"""Elements of a tensor that is copied with others: a block copies 65536, one by itself (160 KB took 5.5 µs on an H200, 1.3 alone)."""
+
+
 class Spec(NamedTuple):
     """What an input or output must be; ``index`` is the number of its GPU, -1 for the CPU."""
 
@@ -75,19 +79,22 @@ def maker(like: Any, device: Any = None) -> Callable[[], Any]:
 
 
 def copier(tensors: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
-    """What makes copies of these very tensors, by name, that lie as they do: one launch for all of a dtype."""
+    """What makes copies of these very tensors, by name, that lie as they do: one launch for all small ones of a dtype."""
     import torch
 
-    makers = [maker(x) for x in tensors.values()]
-    alike: dict[Any, tuple[list[int], list[Any]]] = {}
-    for i, x in enumerate(tensors.values()):
-        places, origins = alike.setdefault(x.dtype, ([], []))
-        places.append(i)
-        origins.append(x)
+    every = [*tensors.values()]
+    makers = [maker(x) for x in every]
+    alike: dict[Any, list[int]] = {}
+    for i, x in enumerate(every):
+        alike.setdefault(x.dtype if x.numel() <= SMALL else i, []).append(i)
+    alone = [i for places in alike.values() for i in places if len(places) == 1]
+    together = [(places, [every[i] for i in places]) for places in alike.values() if len(places) > 1]
 
     def copies() -> dict[str, Any]:
         found = [make() for make in makers]
-        for places, origins in alike.values():
+        for i in alone:
+            found[i].copy_(every[i])
+        for places, origins in together:
             torch._foreach_copy_([found[i] for i in places], origins)
         return dict(zip(tensors, found, strict=True))
 
