@@ -28,7 +28,7 @@ SMALL = 3
 def is_model(program: TensorProgram) -> bool:
     """Whether a program is more than one region: it has more contractions (an attention is two) than a fused kernel is searched
     for, or what no generated kernel computes."""
-    return sum(n.products for n in program.nodes) > SMALL or bool(program.whole_numbers)
+    return sum(n.products for n in program.nodes) > SMALL or bool(program.beyond_float32)
 
 
 def taken(known: Imported, spec: Device, device: str | None, how: How) -> CompiledProgram | None:

@@ -7,7 +7,10 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from contextlib import contextmanager
+from contextlib import nullcontext
+from contextlib import suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +22,7 @@ from fuser.frontends.left import opening
 from fuser.frontends.left import values_kept
 from fuser.frontends.opened import opened
 from fuser.frontends.torch_alias import aliases_said
+from fuser.frontends.torch_index import SharedRowError
 from fuser.frontends.torch_index import gathered
 from fuser.frontends.torch_shapes import true_states
 
@@ -62,20 +66,18 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
     if isinstance(module, torch.jit.ScriptModule):
         raise _scripted(name, "it")
     unprinted = patch.object(_trace, "print", lambda *_, **__: None, create=True)  # the graph so far, before an error
-    try:
-        with (
-            alone(),
-            warnings.catch_warnings(),
-            true_states(),
-            values_kept(module),
-            opening(module),
-            unguessed(),
-            unprinted,
-            gathered(),
-        ):
+
+    def export(indices: AbstractContextManager[None]) -> Any:
+        with alone(), warnings.catch_warnings(), true_states(), values_kept(module), opening(module), unguessed(), unprinted:
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
             args, keywords = _apart(module, opened((example_inputs, example_kwargs)))
-            return _kept_anew(module, lambda: torch.export.export(module, args, keywords, dynamic_shapes=sizes))
+            with indices:
+                return _kept_anew(module, lambda: torch.export.export(module, args, keywords, dynamic_shapes=sizes))
+
+    try:
+        with suppress(SharedRowError):
+            return export(gathered())
+        return export(nullcontext())
     # torch.export without dynamo runs the module on fake tensors and passes on what the module raises; of open sizes it asserts
     except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, AssertionError) and not sizes:

@@ -48,7 +48,7 @@ def moves_elements(program: TensorProgram) -> bool:
     kinds = {n.entry.kind for n in program.nodes}
     if len(program.nodes) > 1 and any(n.op in RUNS for n in program.nodes):
         return True
-    return bool(program.whole_numbers) or any(map(_moves, program.nodes)) or ("view" in kinds and kinds <= {"view", "map"})
+    return bool(program.beyond_float32) or any(map(_moves, program.nodes)) or ("view" in kinds and kinds <= {"view", "map"})
 
 
 def _moves(node: Node) -> bool:

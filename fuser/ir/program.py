@@ -151,13 +151,16 @@ class TensorProgram:
         return {n.output: n for n in self.nodes}
 
     @cached_property
-    def whole_numbers(self) -> tuple[str, ...]:
-        """Results that are computed, not just moved, in whole numbers, or of comparing wide ones: kernels compute in float32."""
+    def beyond_float32(self) -> tuple[str, ...]:
+        """Results that are computed, not just moved, in whole numbers or float64, or of comparing wide ones: kernels of blocks
+        compute in float32."""
 
         def exact(node: Node) -> bool:
             entry = node.entry
             if entry.kind in ("view", "data", "library", "opaque"):
                 return False
+            if "float64" in (self[n].dtype for n in (node.output, *node.inputs)):
+                return True
             if entry.typed == "truth" or (node.casts and self[node.output].dtype == "bool"):
                 return any(self[n].dtype in WIDE for n in node.inputs)
             return self[node.output].dtype not in FLOAT_DTYPES

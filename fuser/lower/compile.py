@@ -58,7 +58,7 @@ from fuser.outputs import make_folder
 from fuser.outputs import write_file
 
 POINTER = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "bool": "*i1", "int32": "*i32", "int64": "*i64",
-           "int8": "*i8", "uint8": "*u8", "int16": "*i16"}  # fmt: skip
+           "float64": "*fp64", "int8": "*i8", "uint8": "*u8", "int16": "*i16"}  # fmt: skip
 
 
 @dataclass(frozen=True)

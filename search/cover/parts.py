@@ -309,7 +309,7 @@ class _Finder:
 
     @cached_property
     def wholes(self) -> frozenset[str]:
-        return frozenset(self.program.whole_numbers)
+        return frozenset(self.program.beyond_float32)
 
     def in_front(self, core: frozenset[str]) -> frozenset[str]:
         """What a product takes along where nothing else reads it: normalizations of a few rows, and concatenations, which are

@@ -195,7 +195,7 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
     program, several, weights = asked.program, asked.rows, asked.weights
     worth = inf if asked.worth is None else asked.worth
     try:
-        graphs = () if program.whole_numbers else structures(program, bool(weights) or any(several))
+        graphs = () if program.beyond_float32 else structures(program, bool(weights) or any(several))
         graphs = graphs if asked.worth is None else _together(program, graphs, device, worth)
     except FuserError:
         graphs = ()

@@ -54,3 +54,37 @@ def test_an_archive_knows_its_commit(tmp_path: Path) -> None:
     for text, said in (("$Format:%H$\n", None), ("0123456789abcdef\n", "0123456789ab")):
         (tmp_path / "experiments" / "commit.txt").write_text(text)
         assert commit(tmp_path) == said
+
+
+MODULE = """
+import torch
+
+class Scaled(torch.nn.Module):
+    def forward(self, x, by):
+        return x.double().cos().to(x.dtype) * by
+
+class Model(torch.nn.Module):
+    def __init__(self, times):
+        super().__init__()
+        self.inner, self.times = Scaled(), times
+
+    def forward(self, x, by=1.0):
+        return self.inner(x, by) * self.times
+
+def get_init_inputs():
+    return [3]
+
+def get_inputs():
+    return {"x": torch.randn(4, 8, dtype=torch.float16), "by": torch.tensor(2.0, dtype=torch.float16)}
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_from_outside_is_a_module_of_its_own_dtypes(tmp_path: Path) -> None:
+    (file := tmp_path / "angles.py").write_text(MODULE)
+    assert "0 kernels, 1 calls" in checked(str(file), None)
+    module, inputs = modules.made(str(file), False, None)
+    given, named = modules.apart(inputs)
+    assert not given and named["x"].dtype is torch.float16
+    assert modules.in_float64(module, inputs).dtype is torch.float64
+    torch.testing.assert_close(torch.compile(module, backend="eager")(**named), module(**named))

@@ -16,6 +16,7 @@ import fuser  # noqa: E402
 from fuser.errors import LeftToTorch  # noqa: E402
 from fuser.errors import UntraceableError  # noqa: E402
 from fuser.errors import UsageError  # noqa: E402
+from search.piecewise import _like  # noqa: E402
 
 
 class Choosing(torch.nn.Module):
@@ -330,3 +331,28 @@ def test_a_module_of_which_torch_has_all_goes_to_its_compiler(monkeypatch: pytes
         with torch.no_grad():
             torch.testing.assert_close(run(given)["y"], module(given)["y"], rtol=1e-5, atol=1e-5)
     assert [a is None for a in asked] == [False, True]
+
+
+def test_a_kernel_without_source_is_not_the_interpreters() -> None:
+    """The first schedule of this sum would have one accumulator for each element of an axis."""
+    p, v = torch.rand(4, 6, 64, 64), torch.rand(4, 64, 64) > 0.5
+    module = Fn(lambda p, v: ((-(p * p.clamp_min(1e-9).log()).sum(1)) * v.float()).sum())
+    run = fuser.compile(module, (p, v), target="h200", device="cpu")
+    assert type(run).__name__ == "CompiledProgram"
+    torch.testing.assert_close(run(p, v), module(p, v))
+
+
+def test_what_arguments_are_like_is_known_within_lists_and_dicts() -> None:
+    x = torch.randn(3, 4)
+    like = _like(([x, (x.T, 2)], {"a": x}), {"b": None})
+    assert like is not None and hash(like) == hash(_like(([x + 1, (x.T, 2)], {"a": -x}), {"b": None}))
+    lists: list[Any] = [[x, (x, 2)], [x, (x.T, 3)], (x, (x.T, 2)), [x, x.T, 2]]
+    others = [*((y, {"a": x}) for y in lists), ([x, (x.T, 2)], {"c": x})]
+    assert all(_like(other, {"b": None}) != like for other in others)
+    assert _like(([x, object()],), {}) is None and _like(([x.clone().requires_grad_()],), {}) is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_states_are_said_to_be_those_of_a_copy() -> None:
+    with pytest.warns(LeftToTorch, match=r"write to the states of its \.module, a copy"):
+        fuser.compile(Counts("written").eval(), (torch.randn(3, 8),), device="cpu")

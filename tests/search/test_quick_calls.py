@@ -21,10 +21,26 @@ class Pair(NamedTuple):
     second: Any
 
 
+class Registered:
+    """A class that somebody told torch's pytrees of, as transformers does of its outputs."""
+
+    def __init__(self, logits: Any, more: Any) -> None:
+        self.logits, self.more = logits, more
+
+
+torch.utils._pytree.register_pytree_node(
+    Registered,
+    lambda x: ([x.logits, x.more], "context"),
+    lambda values, _: Registered(*values),
+    serialized_type_name="Registered",
+)
+
+
 class Nested(torch.nn.Module):
     def forward(self, x: Any, more: Any, scale: float = 1.0, *, named: Any = None) -> Any:
         y = x * scale + more[0] + more[1]["z"]
-        return {"y": y, "top": y.topk(2), "pair": Pair(x, [y.T, 3]), "none": named}
+        found = {"y": y, "top": y.topk(2), "pair": Pair(x, [y.T, 3]), "none": named}
+        return {**found, "own": Registered(y.exp(), (y, "name"))}
 
 
 def args(scale: float = 2.0) -> tuple[Any, ...]:
