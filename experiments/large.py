@@ -36,9 +36,9 @@ from experiments.modules import apart
 from experiments.modules import checked
 from experiments.modules import each
 from experiments.modules import made
-from experiments.modules import patience
 from experiments.modules import told
 from experiments.modules import wait
+from experiments.patience import patience
 from experiments.suite.large import LARGE
 from search.measure.replays import captured
 from search.measure.replays import in_turn

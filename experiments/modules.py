@@ -17,7 +17,6 @@ import argparse
 import json
 import math
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,6 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict
 from fnmatch import fnmatch
@@ -45,6 +43,7 @@ from experiments.environment import head
 from experiments.in_turn import alone
 from experiments.in_turn import choosing_alone
 from experiments.in_turn import claimed
+from experiments.patience import patience
 from experiments.suite import SUITE
 from experiments.suite.case import Keywords
 from experiments.suite.large import LARGE
@@ -116,28 +115,6 @@ def error(got: Any, want: Any) -> float:
 
 class NotDifferentError(Exception):
     """``fuser.compile`` has chosen kernels of ours already."""
-
-
-class _OverError(BaseException):
-    """Time is over. No Exception, since what we run may catch those."""
-
-
-@contextmanager
-def patience(seconds: float) -> Iterator[None]:
-    """Raises TimeoutError where it takes longer."""
-
-    def ring(*_: object) -> None:
-        raise _OverError
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1.0))
-    try:
-        yield
-    except _OverError:
-        raise TimeoutError(f"more than {seconds:.0f} s") from None
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 # -- without a GPU --------------------------------------------------------------------------------------------------------------
