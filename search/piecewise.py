@@ -106,6 +106,7 @@ class PiecewiseModule(AsFunction):
     _proven: set[Any] = field(default_factory=set, init=False)
     """Arguments with which torch's compiler has run."""
     _asked: int = field(default=0, init=False)
+    _kinds: dict[Any, _Kind] = field(default_factory=dict, init=False)
     _draws: bool = field(default=False, init=False)
     """Whether it draws random numbers."""
     beside: Beside | None = field(default=None, init=False)
@@ -164,7 +165,7 @@ class PiecewiseModule(AsFunction):
         raise UsageError(what, f"pickle {self._module}, and compile that there")
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        like = None if self.gradients or self._run is self.module else _like(inputs, named)
+        like = None if self.gradients or self._run is self.module else self._kind(inputs, named)
         if like is None:
             return self._ours(like, inputs, named)
         if (turns := self._turns.get(like)) is not None and may_be_measured(self.device):
@@ -180,6 +181,14 @@ class PiecewiseModule(AsFunction):
         if self._theirs.get(like) is not None:
             return self._by_other(like, inputs, named)
         return self._ours(like, inputs, named)
+
+    def _kind(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> _Kind | None:
+        """The same for arguments that are alike: what they are like is long, and is looked up but once a call."""
+        what = _like(inputs, named)
+        found = self._kinds.get(what)
+        if found is None and what is not None:
+            found = self._kinds[what] = _Kind(what)
+        return found
 
     def _by_other(self, like: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """By torch's compiler; by our graphs from then on where it fails on such arguments at first."""
@@ -283,7 +292,7 @@ class PiecewiseModule(AsFunction):
             return None
         graphs = [d.module.code for d in self._doors if hasattr(d, "module")]
         states = [(n, tuple(x.shape), x.dtype) for n, x in self.module.state_dict().items() if hasattr(x, "shape")]
-        return file_of(repr((like, self.target, sorted(self.options.items()), graphs, states)), device=self.device)
+        return file_of(repr((like.what, self.target, sorted(self.options.items()), graphs, states)), device=self.device)
 
     def _look(self, before: _Before | None) -> None:
         """Forgets the kernels of graphs that have values of parameters in them, where somebody wrote to a parameter since."""
@@ -295,6 +304,13 @@ class PiecewiseModule(AsFunction):
     def __repr__(self) -> str:
         where = f"graph by graph, for {self.target.title}; runs on {self.device}"
         return f"<PiecewiseModule {type(self.module).__name__}: {where}{f'; {self.beside}' if self.beside else ''}>"
+
+
+@dataclass(frozen=True, eq=False)
+class _Kind:
+    """Arguments that are alike."""
+
+    what: Any
 
 
 def _like(inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:

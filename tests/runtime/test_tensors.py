@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from fuser.runtime.tensors import SMALL  # noqa: E402
+from fuser.runtime.tensors import SEVERAL  # noqa: E402
 from fuser.runtime.tensors import copier  # noqa: E402
 from fuser.runtime.tensors import maker  # noqa: E402
 
@@ -24,9 +24,11 @@ def test_copies_are_new_and_lie_as_their_origins() -> None:
     origins = {
         "a": torch.randn(3, 4).T,
         "b": torch.randn(7),
-        "large": torch.randn(SMALL + 1),
+        "c": torch.randn(2, 1, 3),
+        "d": torch.tensor(1.5),
         "counts": torch.arange(5),
     }
+    assert len([x for x in origins.values() if x.is_floating_point()]) >= SEVERAL
     copies = copier(origins)
     first = copies()
     origins["b"].add_(1)
