@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict
+from dataclasses import is_dataclass
 from fnmatch import fnmatch
 from operator import itemgetter
 from pathlib import Path
@@ -103,6 +104,9 @@ def error(got: Any, want: Any) -> float:
         return float("inf")
     worst = 0.0
     for x, y in zip(mine, theirs, strict=True):
+        if type(x) is type(y) and is_dataclass(y):
+            worst = max(worst, error(vars(x), vars(y)))
+            continue
         if not isinstance(y, torch.Tensor):
             worst = worst if type(x) is type(y) and x == y else float("inf")
             continue
