@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from contextlib import nullcontext
 from typing import Any
 
@@ -47,7 +49,7 @@ def functional(
     inner_grads = within(module)  # of numbers that have none outside
     casts = torch._C._is_any_autocast_enabled()  # the casts are in the graph: torch puts them off around it
     composites = nullcontext() if inner_grads else _composites_kept()
-    with torch.set_grad_enabled(inner_grads), composites, true_dropout(), tracing(TracingContext(mode)):
+    with torch.set_grad_enabled(inner_grads), composites, true_dropout(), tracing(TracingContext(mode)), _levels_left():
         run = aot_module_simplified(module, fakes, fw_compiler=inner, inference_compiler=inner, decompositions=written_out())
     ((graph, constant, as_it_is),) = found
 
@@ -55,6 +57,17 @@ def functional(
         return into[0](*given)
 
     return graph, constant, direct if as_it_is and not inner_grads and not casts else run, into
+
+
+@contextmanager
+def _levels_left() -> Iterator[None]:
+    """A trace that fails within :mod:`torch.func` leaves a level of gradients behind, which all later calls would be in."""
+    levels = torch._C._functorch
+    depth = levels.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        levels.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
 def _as_it_is(graph: Any, args: Sequence[Any]) -> bool:

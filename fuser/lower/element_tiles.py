@@ -298,7 +298,7 @@ def _block(s: Step, known: Mapping[Atom, Any], there: Any, tile: bool) -> tuple[
 
 
 def operations(tape: Tape) -> tuple[float, float]:
-    """Arithmetic in float32, and special functions, for one element; float64 takes twice as long, in series."""
+    """Arithmetic in float32, and special functions, for one element: those of float64 are series."""
     index = sum(len(atoms_of(s.at)) + 1 for s in tape.steps if s.kind in ("load", "place"))
     flops, special = 2.0 * index + sum(s.kind == "choose" for s in tape.steps), 0.0
     for s in tape.steps:

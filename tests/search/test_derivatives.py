@@ -109,3 +109,17 @@ def test_a_graph_whose_input_requires_gradients_is_torchs() -> None:
     with pytest.warns(LeftToTorch, match="an input that requires gradients"):
         run(x).sum().backward()
     torch.testing.assert_close(x.grad, module.weight.sum(0).expand(2, 3))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trace_that_fails_within_a_derivative_leaves_none_behind() -> None:
+    """The number of the row is read inside of it, which no graph has."""
+
+    class Row(torch.nn.Module):
+        def forward(self, x: Any, t: Any) -> Any:
+            return torch.func.grad(lambda r: (r[t] ** 2).sum())(x)
+
+    module, x, t = Row(), torch.randn(3, 4), torch.tensor(1)
+    found = fuser.compile(module, (x, t), device="cpu")(x, t)
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(found)
+    torch.testing.assert_close(found, module(x, t))
