@@ -73,7 +73,7 @@ class _Rows:
         """Looks at what earlier calls wrote to."""
         import torch
 
-        if self.inside or func.__name__ == "__get__":  # attributes read nothing
+        if self.inside or getattr(func, "__name__", "") == "__get__":  # attributes read nothing
             return
         with self._alone():
             for r in self.all:
