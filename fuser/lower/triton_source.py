@@ -55,7 +55,7 @@ MAX_BLOCKS = 64
 
 def generate_graph(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource, ...]:
     """Source of every graph-defined kernel of a µGraph, in launch order, with names that are unique to structure and schedule."""
-    digest = hashed(f"{graph.stable_hash()}{schedule.stable_hash()}")[:8]
+    digest = _digest(graph.stable_hash(), schedule.stable_hash())
     rules, added = guarded(graph), written()
     pairs = scheduled(graph, schedule)
     found = []
@@ -73,6 +73,12 @@ def generate_graph(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource
         made = _generated(block, mine, guards, chain, added)
         found.append(made.named(identifier(f"{block.name}_{digest}")))
     return tuple(found)
+
+
+@lru_cache(512)
+def _digest(graph: str, schedule: str) -> str:
+    """The end of the names of a candidate's kernels, of its hashes."""
+    return hashed(f"{graph}{schedule}")[:8]
 
 
 @lru_cache(512)  # schedules of a graph often differ in one kernel of several

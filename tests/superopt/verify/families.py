@@ -142,7 +142,7 @@ def padding(b: Builder) -> TensorProgram:
     return b.build(Y=b.op("where", c, e, e * 0.001) @ w)
 
 
-def beyond_float32(b: Builder) -> TensorProgram:
+def whole_numbers(b: Builder) -> TensorProgram:
     """What a cast to whole numbers cuts off, and a comparison kept as bool."""
     x, y = b.input("X", (40, 72), "float32"), b.input("Y", (40, 72), "float32")
     steps = b.op("cast", b.op("cast", x * 10, dtype="int32"), dtype="float32")
