@@ -34,9 +34,11 @@ def gathered() -> Iterator[None]:
             return func(*args, **kwargs)
 
     def first(self: Any, func: Any, args: Any, kwargs: Any) -> Any:  # torch.export reads the numbers before it asks others
-        rows.before(func, args)
         mine = rows.instead(func, args, kwargs)
-        return mine if mine[0] is not func else theirs(self, func, args, kwargs)
+        if mine[0] is func:
+            return theirs(self, func, args, kwargs)  # and is asked as it calls
+        rows.before(func, args)
+        return mine
 
     theirs = Handler._override
     with patch.object(Handler, "_override", first), Gathered():
