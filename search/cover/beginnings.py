@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from dataclasses import replace
 from typing import TypeVar
+
+import numpy as np
 
 from cost_model.rows import SECTOR
 from fuser.errors import UnsupportedError
@@ -23,37 +28,87 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
+from search.cover.shown import moves_only
 from search.ranked import Tuned
 
 Cut = TypeVar("Cut", Node, LibraryKernel)
-Moves = Mapping[str, tuple[int, int]]
-"""For each input that is read in one slice alone: its dimension, and by how much the slice was moved towards the beginning."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """Of a slice of an input, or of a view of one: its dimension, by how many of that it was moved towards the beginning, the
+    input, and how many elements lie between two of them there."""
+
+    axis: int
+    by: int
+    source: str
+    stride: int
+
+
+Moves = Mapping[str, Move]
+"""The slices that were moved, by their results."""
 
 
 def from_the_beginning(program: TensorProgram, fixed: Collection[str] = ()) -> tuple[TensorProgram, Moves]:
-    """The program with each slice of an input, which nothing else reads, in the first place that is aligned like its own; and
-    how far each was moved. Inputs that are ``fixed`` stay: their rows may be longer."""
-    moves: dict[str, tuple[int, int]] = {}
-    nodes = []
-    for node in program.nodes:
-        moved = _moved(program, node, fixed)
-        if moved is not None:
-            moves[node.inputs[0]] = moved
-        nodes.append(_shifted(node, -moved[1]) if moved else node)
-    return (replace(program, nodes=tuple(nodes)), moves) if moves else (program, {})
+    """The program with each slice of an input in the first place that is aligned like its own, and how far each was moved. What is
+    read in several places stays, but for what these have in common: slices may overlap. Inputs that are ``fixed`` stay, too:
+    their rows may be longer."""
+    moves: dict[str, Move] = {}
+    for name in set(program.inputs) - {*program.outputs, *fixed}:
+        moves |= _moved(program, name)
+    if not moves:
+        return program, {}
+    nodes = tuple(_shifted(n, -moves[n.output].by) if n.output in moves else n for n in program.nodes)
+    return replace(program, nodes=nodes), moves
 
 
-def _moved(program: TensorProgram, node: Node, fixed: Collection[str]) -> tuple[int, int] | None:
-    """The dimension of a slice of an input, and by how much it may begin earlier; None where that is nothing."""
-    if node.op != "slice" or node.inputs[0] not in set(program.inputs) - {*program.outputs, *fixed}:
+def _moved(program: TensorProgram, source: str) -> dict[str, Move]:
+    """The slices by which an input is read that may begin earlier: where others read it too, those that all of these have."""
+    ways: list[dict[tuple[int, int], tuple[Node, int]]] = []  # of each reader the slices, by their strides and where they begin
+    todo: list[tuple[str, tuple[int, ...], dict[tuple[int, int], tuple[Node, int]]]]
+    todo = [(source, row_major(program[source].shape), {})]
+    while todo:
+        name, strides, cuts = todo.pop()
+        for node in program.consumers[name]:
+            if not moves_only(node) or (seen := _seen(program, node, strides)) is None or node.output in program.outputs:
+                ways.append(cuts)
+                continue
+            more = cuts
+            if node.op == "slice":
+                axis = node.attr["axis"] % len(strides)
+                more = {**cuts, (strides[axis], node.attr["start"]): (node, axis)}
+            todo.append((node.output, seen, more))
+    found: dict[str, Move] = {}
+    for stride, start in set.intersection(*map(set, ways)) if ways else ():
+        step, alone = stride * DTYPE_BYTES[program[source].dtype], len(ways) == len(ways[0]) == 1
+        for first in range(start):
+            if math.gcd(SECTOR, first * step) == math.gcd(SECTOR, start * step) if alone else (start - first) * step % SECTOR == 0:
+                nodes = {way[stride, start] for way in ways}
+                found |= {n.output: Move(axis, start - first, source, stride) for n, axis in nodes}
+                break
+    return found
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Elements between two neighbours along each dimension."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _seen(program: TensorProgram, node: Node, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The strides of a view; None where it is a copy, or has no strides."""
+    shape = program[node.inputs[0]].shape
+    if node.op == "slice":
+        return strides
+    if node.op == "transpose":
+        return tuple(strides[i] for i in node.attr["perm"])
+    if node.op != "reshape" or 0 in shape:
         return None
-    source = program[node.inputs[0]]
-    if len(program.consumers[source.name]) > 1:  # two slices may overlap
+    seen = np.lib.stride_tricks.as_strided(np.empty(1, np.int8), shape, strides)  # nothing reads it
+    try:
+        seen.shape = program[node.output].shape
+    except AttributeError:
         return None
-    axis, start = node.attr["axis"] % len(source.shape), node.attr["start"]
-    step = math.prod(source.shape[axis + 1 :]) * DTYPE_BYTES[source.dtype]
-    first = next(n for n in range(start + 1) if math.gcd(SECTOR, n * step) == math.gcd(SECTOR, start * step))
-    return (axis, start - first) if first < start else None
+    return tuple(seen.strides)
 
 
 def _shifted(cut: Cut, by: int) -> Cut:
@@ -65,9 +120,10 @@ def put_back(tuned: Tuned, program: TensorProgram, moves: Moves) -> Tuned | None
     """What was found for the program :func:`from_the_beginning`, for the ``program`` itself; None where the best of it reads
     elsewhere than in windows."""
     found = []
+    above = {above for name in moves for above in _above(program, name)}
     for ranked in (tuned.winner, *tuned.runners):
         try:
-            kernels = tuple(_kernel(k, moves) for k in ranked.graph.kernels)
+            kernels = tuple(_kernel(k, moves, above) for k in ranked.graph.kernels)
         except UnsupportedError:
             if ranked is tuned.winner:
                 return None
@@ -76,22 +132,30 @@ def put_back(tuned: Tuned, program: TensorProgram, moves: Moves) -> Tuned | None
     return replace(tuned, program=program, winner=found[0], runners=tuple(found[1:]))
 
 
-def _kernel(kernel: Kernel, moves: Moves) -> Kernel:
+def _above(program: TensorProgram, name: str) -> Iterator[str]:
+    """What a view is a part of, up to the input."""
+    while (node := program.producers.get(name)) is not None:
+        (name,) = node.inputs
+        yield name
+
+
+def _kernel(kernel: Kernel, moves: Moves, above: Collection[str]) -> Kernel:
     """The kernel with its windows, or its slice, where they were. Raises :class:`UnsupportedError` where it reads otherwise."""
-    if not moves.keys() & set(kernel.inputs):
-        return kernel
     if isinstance(kernel, BlockGraph):
         return replace(kernel, stmts=tuple(_stmt(s, moves) for s in kernel.stmts))
-    if kernel.op != "slice":
-        raise UnsupportedError(f"{kernel.name!r} reads {' and '.join(sorted(moves))} as it pleases")
-    return _shifted(kernel, moves[kernel.args[0]][1])
+    if kernel.op == "slice" and kernel.output in moves:
+        return _shifted(kernel, moves[kernel.output].by)
+    if not moves_only(kernel) and not set(above).isdisjoint(kernel.inputs):
+        raise UnsupportedError(f"{kernel.name!r} reads what is cut as it pleases")
+    return kernel
 
 
 def _stmt(stmt: Stmt, moves: Moves) -> Stmt:
-    if stmt.access is None or stmt.access.source not in moves:
+    mine = {(m.stride, m.by) for m in moves.values() if stmt.access is not None and m.source == stmt.access.source}
+    if stmt.access is None or not mine:
         return stmt
-    window, (axis, by) = stmt.access.window, moves[stmt.access.source]
-    if window is None or window.view:
-        raise UnsupportedError(f"{stmt.value!r} is no box of {stmt.access.source!r} as it is")
-    starts = tuple(x + by * (i == axis) for i, x in enumerate(window.starts))
+    if (window := stmt.access.window) is None:
+        raise UnsupportedError(f"{stmt.value!r} is no box of {stmt.access.source!r}")
+    first = window.offset + sum(stride * by for stride, by in mine)
+    starts = tuple(first // step % n for step, n in zip(row_major(window.seen), window.seen, strict=True))
     return replace(stmt, access=replace(stmt.access, window=replace(window, starts=starts)))

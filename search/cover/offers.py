@@ -177,12 +177,15 @@ def _offers(form: Form, pricing: Pricing, coming: set[str]) -> Generator[None, N
     if pricing.layouts:
         candidates = with_layouts(program, candidates, params)
     joined = {p for p in candidates if sum(n.products > 0 for n in p.program.nodes) > 1}
-    smaller = _begun([p for p in candidates if p not in joined], pricing, coming)
+    least = _least(joined)
+    begun_with = _begun([p for p in candidates if p not in joined], pricing, coming)
     yield
-    tuned = dict(smaller())
-    larger = _begun([p for p in candidates if p in joined], pricing, coming, _apart(program, joined, tuned))
-    yield
-    tuned |= larger()
+    tuned = dict(begun_with())
+    for larger in (least, joined - least):  # what is worth less than before is left sooner
+        wanted = [p for p in candidates if p in larger]
+        several = _begun(wanted, pricing, coming, _apart(program, wanted, tuned))
+        yield
+        tuned |= several()
     return Offers(program, params, candidates, {p: tuned[p] for p in candidates if p in tuned}, greedy=pricing.greedy)
 
 
@@ -191,6 +194,17 @@ def _begun(
 ) -> Callable[[], Mapping[Part, Tuned]]:
     p = pricing
     return begun(candidates, p.device, p.libraries, p.seed, p.executor, p.known, worth, coming)
+
+
+def _least(joined: Collection[Part]) -> set[Part]:
+    """The parts that hold no smaller one of these: attention without what turns its heads."""
+    inside = {frozenset(p.nodes) for p in joined}
+    holders: dict[str, list[frozenset[str]]] = {}
+    for nodes in inside:
+        for n in nodes:
+            holders.setdefault(n, []).append(nodes)
+    larger = {nodes for nodes in inside if any(other < nodes for n in nodes for other in holders[n])}
+    return {p for p in joined if frozenset(p.nodes) not in larger}
 
 
 def _apart(program: TensorProgram, joined: Collection[Part], tuned: Mapping[Part, Tuned]) -> dict[str, float]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fuser.ir.program import Node
+from fuser.ir.applied import Applied
 from fuser.ir.program import TensorProgram
 
 
-def moves_only(node: Node) -> bool:
+def moves_only(node: Applied) -> bool:
     """The operator is a place to load from, for a kernel that reads it."""
     return node.entry.kind == "view" or node.op == "slice"
 

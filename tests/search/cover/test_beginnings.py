@@ -14,6 +14,7 @@ from fuser.ir.builder import Builder
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from search.cover import prices
+from search.cover.beginnings import Move
 from search.cover.beginnings import from_the_beginning
 from search.cover.beginnings import put_back
 from search.cover.parts import Part
@@ -34,7 +35,8 @@ def step(t: int, steps: int = 12, width: int = 64, bias: bool = True) -> TensorP
 
 def test_slices_begin_where_they_are_aligned_alike() -> None:
     first, moves = from_the_beginning(step(7))
-    assert first == from_the_beginning(step(3))[0] == step(0) and moves == {"X": (1, 7)}
+    cut = step(7).nodes[0].output
+    assert first == from_the_beginning(step(3))[0] == step(0) and moves == {cut: Move(1, 7, "X", 64)}
     assert from_the_beginning(step(0)) == (step(0), {})
     assert from_the_beginning(step(7), fixed=("X",)) == (step(7), {})
     odd = [from_the_beginning(step(t, width=12))[0] for t in (1, 2, 3, 4, 5)]  # rows of 24 bytes
@@ -48,6 +50,63 @@ def test_of_two_slices_both_stay() -> None:
     left, right = (b.op("slice", x, axis=1, start=n, stop=n + 4) for n in (3, 5))
     program = b.build(Y=b.op("add", left, right))
     assert from_the_beginning(program) == (program, {})
+
+
+def chunk(t: int, steps: int = 8) -> TensorProgram:
+    """Keys times values of a chunk of a packed projection, as a loop over chunks writes it out."""
+    b = Builder("chunk")
+    x = b.input("X", (4, 16 * steps, 192))
+    sides = []
+    for start in (64, 128):
+        own = b.op("reshape", b.op("slice", x, axis=2, start=start, stop=start + 64), shape=(4, steps, 16, 64))
+        own = b.op("slice", b.op("transpose", own, perm=(1, 0, 2, 3)), axis=0, start=t, stop=t + 1)
+        sides.append(b.op("reshape", own, shape=(4, 16, 64)))
+    return b.build(Y=b.op("transpose", sides[0], perm=(0, 2, 1)) @ sides[1])
+
+
+def test_what_all_slices_have_in_common_is_moved() -> None:
+    for t in range(1, 8):
+        first, moves = from_the_beginning(chunk(t))
+        assert first == chunk(0) and {(m.axis, m.by, m.stride) for m in moves.values()} == {(0, t, 16 * 192)} and len(moves) == 2
+
+
+def parts_of_numbers(t: int, part: int) -> TensorProgram:
+    """A step of the real or the imaginary parts of complex numbers."""
+    b = Builder("numbers")
+    own = b.op("slice", b.input("X", (32, 12, 64, 2)), axis=3, start=part, stop=part + 1)
+    own = b.op("slice", b.op("reshape", own, shape=(32, 12, 64)), axis=1, start=t, stop=t + 1)
+    return b.build(Y=b.op("reshape", own, shape=(32, 64)) @ b.input("W", (64, 96)))
+
+
+def test_slices_of_slices_are_moved() -> None:
+    for part in (0, 1):
+        first, moves = from_the_beginning(parts_of_numbers(7, part))
+        assert first == parts_of_numbers(0, part) and [(m.axis, m.by, m.stride) for m in moves.values()] == [(1, 7, 128)]
+
+
+def test_what_lies_in_no_rows_stays() -> None:
+    b = Builder("folded")
+    x = b.op("reshape", b.op("slice", b.input("X", (32, 12, 64)), axis=1, start=0, stop=6), shape=(192, 64))
+    program = b.build(Y=b.gelu(b.op("slice", x, axis=0, start=8, stop=9)))
+    assert from_the_beginning(program) == (program, {})  # rows of a slice side by side are a copy
+
+
+@pytest.mark.parametrize("program", [chunk(3), chunk(7), parts_of_numbers(5, 0), parts_of_numbers(5, 1)], ids=lambda p: p.name)
+def test_what_was_moved_is_put_back(program: TensorProgram) -> None:
+    first, moves = from_the_beginning(program)
+    found = prices._best(prices._Asked(first, ((),), (), None), H200, True, 0)[()]
+    assert found is not None and found.winner.graph.blocks
+    back = put_back(found, program, moves)
+    by_itself = prices._best(prices._Asked(program, ((),), (), None), H200, True, 0)[()]
+    assert back is not None and by_itself is not None and back.winner.seconds == by_itself.winner.seconds
+    assert graph_seconds(back.winner.candidate, H200) == graph_seconds(by_itself.winner.candidate, H200)
+    rng = np.random.default_rng(0)
+    inputs = {n: rng.standard_normal(program[n].shape) for n in program.inputs}
+    wanted = program.evaluate(inputs)
+    for ranked in (back.winner, *back.runners[:3]):
+        made = interpret(ranked.graph, ranked.schedule, inputs)
+        for name, value in wanted.items():
+            np.testing.assert_allclose(made[name], value, rtol=1e-6, atol=1e-9)
 
 
 def test_steps_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
