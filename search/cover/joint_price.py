@@ -46,6 +46,9 @@ LONG_WRITTEN = {
 }
 """Instructions of functions that torch's compiler takes from a library, as the assembler has them for an H100 (and of what is
 made of two of them)."""
+DOUBLE, SPILLED, TOGETHER = 160, 3000, 4
+"""Instructions of a function of float64 where an element of a kernel has up to so many of them, and where it has more: four of
+each of a million elements took an H200 20 µs, the twelve of three rotary embeddings side by side 1138 (ours: 19)."""
 DIVISIONS, DIVIDED = ("aten.remainder.", "aten.floor_divide.", "aten.fmod.", "aten.div."), 70
 """Operators that divide, and the instructions of such a division of whole numbers of 64 bits."""
 NEIGHBOURS = 4
@@ -141,7 +144,13 @@ def _each(program: TensorProgram, node: Node) -> float:
     looked_up = LOOKED_UP / (2.0 if len(node.inputs) > 1 and _shared(program, node, node.inputs[1]) > 1 else 1.0)
     places = looked_up if _looks_up(program, node) else JOINING * (node.op == "concat" and not _side_by_side(node))
     arithmetic = max(node.entry.flops + SPECIAL * node.entry.sfu, LONG_WRITTEN.get(node.op, 0))
+    if _is_series(program, node):
+        arithmetic = DOUBLE if sum(_is_series(program, n) for n in program.nodes) <= TOGETHER else SPILLED
     return places + (arithmetic if node.entry.kind == "map" else 0.0)
+
+
+def _is_series(program: TensorProgram, node: Node) -> bool:
+    return bool(node.entry.sfu) and program[node.output].dtype == "float64"
 
 
 def _side_by_side(node: Node) -> bool:
