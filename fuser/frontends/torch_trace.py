@@ -24,6 +24,7 @@ from fuser.frontends.opened import opened
 from fuser.frontends.torch_alias import aliases_said
 from fuser.frontends.torch_index import SharedRowError
 from fuser.frontends.torch_index import gathered
+from fuser.frontends.torch_padded import zeros_in_padding
 from fuser.frontends.torch_shapes import true_states
 
 PLAIN = (int, float, complex, str, enum.Enum, type(None))
@@ -68,7 +69,8 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
     unprinted = patch.object(_trace, "print", lambda *_, **__: None, create=True)  # the graph so far, before an error
 
     def export(indices: AbstractContextManager[None]) -> Any:
-        with alone(), warnings.catch_warnings(), true_states(), values_kept(module), opening(module), unguessed(), unprinted:
+        said, changed = warnings.catch_warnings(), zeros_in_padding()  # before what each module does is looked up
+        with alone(), said, changed, true_states(), values_kept(module), opening(module), unguessed(), unprinted:
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
             args, keywords = _apart(module, opened((example_inputs, example_kwargs)))
             with indices:
