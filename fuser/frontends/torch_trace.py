@@ -27,6 +27,8 @@ from fuser.frontends.torch_index import gathered
 from fuser.frontends.torch_padded import zeros_in_padding
 from fuser.frontends.torch_shapes import true_states
 
+HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
+"""Ends of the names of torch's dictionaries of hooks."""
 PLAIN = (int, float, complex, str, enum.Enum, type(None))
 
 
@@ -194,18 +196,33 @@ def _alike(module: Any, trace: Callable[[], Any]) -> Any:
     """What a trace makes, which runs the module's Python. Where it sets plain attributes (a size that is kept, a count of calls),
     it is traced again as it would be called next; where that sets them to something else, each call would be another program."""
     held = {(part, n): x for part in module.modules() for n, x in vars(part).items() if is_plain(x)}
-    exported, first = _and_set(trace)
-    anew = {key: x for key, x in first.items() if key[0] in set(module.modules()) and (key not in held or held[key] != x)}
-    if not anew:
-        return exported
-    with _set_to(anew):
-        exported, second = _and_set(trace)
+    with _hooks_kept(module):  # those of a first call are there at the next one
+        exported, first = _and_set(trace)
+        anew = {key: x for key, x in first.items() if key[0] in set(module.modules()) and (key not in held or held[key] != x)}
+        if not anew:
+            return exported
+        with _set_to(anew):
+            exported, second = _and_set(trace)
     if changed := sorted({n for (part, n), x in anew.items() if second.get((part, n), x) != x}):
         raise UnsupportedError(
             f"the module sets {', '.join(changed)} anew at each call: a program has no side effects",
             WAY_OUT,
         )
     return exported
+
+
+@contextmanager
+def _hooks_kept(module: Any) -> Iterator[None]:
+    """The parts of a module have the hooks afterwards that they had before: where a first call installs hooks, and a mark that it
+    has, the mark goes, and a call would install them again."""
+    before = [(x, dict(x)) for part in module.modules() for n, x in vars(part).items() if n.endswith(HOOKS) and isinstance(x, dict)]
+    try:
+        yield
+    finally:
+        for hooks, own in before:
+            if hooks != own:
+                hooks.clear()
+                hooks.update(own)
 
 
 def _and_set(trace: Callable[[], Any]) -> tuple[Any, dict[tuple[Any, str], Any]]:

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import fuser  # noqa: E402
 from fuser.errors import UntraceableError  # noqa: E402
+from fuser.frontends.torch_export import from_torch  # noqa: E402
 
 nn = torch.nn
 
@@ -50,3 +51,30 @@ def test_a_trace_that_fails_prints_no_graph(capfd: pytest.CaptureFixture[str]) -
     with pytest.raises(UntraceableError, match="data-dependent"):
         fuser.from_torch(Branch(), (torch.randn(3),))
     assert "def forward" not in capfd.readouterr().err
+
+
+def test_hooks_of_a_first_call_do_not_stay() -> None:
+    """transformers has hooks collect the states of layers, which the first call installs."""
+
+    class Collecting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+            self.hooked = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.hooked:
+                for layer in self.layers:
+                    layer.register_forward_hook(lambda _, args, made: made * 2)
+                self.hooked = True
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    module, x = Collecting(), torch.randn(3, 4)
+    known = from_torch(module, (x,))
+    assert not module.hooked and not any(layer._forward_hooks for layer in module.layers)
+    wanted = module(x)
+    torch.testing.assert_close(module(x), wanted)  # they were installed once
+    (made,) = known.program.evaluate({**known.params, known.inputs[0]: x.numpy()}).values()
+    torch.testing.assert_close(torch.from_numpy(made).float(), wanted)
