@@ -212,6 +212,9 @@ class TensorProgram:
         """Numpy semantics in ``dtype``; returns the outputs (and the tensors named in ``keep``)."""
 
         def apply(node: Node, xs: list[Array]) -> Array:
+            if node.entry.kind == "opaque":  # torch's own, which asks for labels and places by their dtype
+                kinds = [self[n].dtype for n in node.inputs]
+                xs = [x if k in FLOAT_DTYPES else x.astype(k) for x, k in zip(xs, kinds, strict=True)]
             with np.errstate(all="ignore"):
                 return np.asarray(node.entry.numpy(*xs, **self.bound(node)))
 
