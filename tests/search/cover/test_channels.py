@@ -78,6 +78,15 @@ def test_groups_of_half_precision_with_more_channels_behind_stay(dtype: str, cha
     assert (channels_last(program, {})[0] is program) == stays
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("times", "stays"), [(1, False), (2, True)])
+def test_channels_that_become_several_stay(dtype: str, times: int, stays: bool) -> None:
+    b = fuser.Builder("net", dtype)
+    x, w = b.input("x", (2, 16, 8, 8)), b.input("w", (16 * times, 1, 3, 3))
+    program = b.build(y=b.op("conv2d", x, w, groups=16))
+    assert (channels_last(program, {})[0] is program) == stays
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 4, 64), (2, 12, 64), (2, 3, 2, 2, 8, 8), (2, 12, 4, 16)])
 def test_heads_of_such_an_image_are_a_view(shape: tuple[int, ...], rng: np.random.Generator) -> None:
     """Turned back in memory, keys and values of 32 images of 14 × 14 pixels took an H100 28 µs."""
