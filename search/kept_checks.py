@@ -38,6 +38,13 @@ def kept_checks(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int) -> l
     return _kept(texts, lambda left: check([jobs[i] for i in left], seed))
 
 
+def interpreter_begins() -> None:
+    """What runs the checks starts meanwhile."""
+    from fuser.lower.check import begin
+
+    begin()
+
+
 def sound_calls(candidate: Candidate, made: Sequence[KernelSource], seed: int) -> tuple[Candidate, int]:
     """The candidate with the sources of its library kernels checked, one by one, and how many of them are wrong: torch is to
     compute these. ``made`` are the sources of its blocks."""

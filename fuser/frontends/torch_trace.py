@@ -215,7 +215,9 @@ def _alike(module: Any, trace: Callable[[], Any]) -> Any:
 def _hooks_kept(module: Any) -> Iterator[None]:
     """The parts of a module have the hooks afterwards that they had before: where a first call installs hooks, and a mark that it
     has, the mark goes, and a call would install them again."""
-    before = [(x, dict(x)) for part in module.modules() for n, x in vars(part).items() if n.endswith(HOOKS) and isinstance(x, dict)]
+    before = [
+        (x, dict(x)) for part in module.modules() for n, x in vars(part).items() if n.endswith(HOOKS) and isinstance(x, dict)
+    ]
     try:
         yield
     finally:

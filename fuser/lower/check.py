@@ -211,6 +211,12 @@ def check(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int = 0) -> Ite
         yield _asked(candidate.graph.name, {"program": program.to_json(), "graph": graph, "schedule": schedule, "seed": seed})
 
 
+def begin() -> None:
+    """Have the interpreter start, which is asked soon: it takes longer than most checks."""
+    if find_spec("torch") is not None and find_spec("triton") is not None:
+        CHECKER.begin()
+
+
 def check_call(graph: KernelGraph, seed: int = 0) -> Check:
     """Check the source of a library kernel, the only one of a graph, in the interpreter (:mod:`fuser.lower.check_written`)."""
     if find_spec("torch") is None or find_spec("triton") is None:

@@ -62,6 +62,11 @@ class Checker:
                     why = str(ended)
             raise CheckerEnded(why)
 
+    def begin(self) -> None:
+        """Have the process start, and go on."""
+        with self._lock, suppress(OSError):  # who asks is told
+            self._started()
+
     def _asked(self, line: str, timeout: float) -> str:
         """As :meth:`ask`; raises :class:`EOFError`, with the last that it said, where the process ends first."""
         process = self._started()

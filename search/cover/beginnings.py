@@ -49,13 +49,19 @@ Moves = Mapping[str, Move]
 """The slices that were moved, by their results."""
 
 
+Cuts = Mapping[tuple[int, int], tuple[Node, int]]
+"""The slices between an input and what reads it, and their dimensions: by the elements between two neighbours along that, and
+where they begin."""
+
+
 def from_the_beginning(program: TensorProgram, fixed: Collection[str] = ()) -> tuple[TensorProgram, Moves]:
-    """The program with each slice of an input in the first place that is aligned like its own, and how far each was moved. What is
-    read in several places stays, but for what these have in common: slices may overlap. Inputs that are ``fixed`` stay, too:
+    """The program with each slice of an input in the first place that is aligned like its own, and how far each was moved. What
+    is read in several places stays, but for what these have in common: slices may overlap. Inputs that are ``fixed`` stay, too:
     their rows may be longer."""
     moves: dict[str, Move] = {}
-    for name in set(program.inputs) - {*program.outputs, *fixed}:
-        moves |= _moved(program, name)
+    for name in program.inputs:
+        if name not in program.outputs and name not in fixed:
+            moves |= _moved(program, name)
     if not moves:
         return program, {}
     nodes = tuple(_shifted(n, -moves[n.output].by) if n.output in moves else n for n in program.nodes)
@@ -64,29 +70,34 @@ def from_the_beginning(program: TensorProgram, fixed: Collection[str] = ()) -> t
 
 def _moved(program: TensorProgram, source: str) -> dict[str, Move]:
     """The slices by which an input is read that may begin earlier: where others read it too, those that all of these have."""
-    ways: list[dict[tuple[int, int], tuple[Node, int]]] = []  # of each reader the slices, by their strides and where they begin
-    todo: list[tuple[str, tuple[int, ...], dict[tuple[int, int], tuple[Node, int]]]]
-    todo = [(source, row_major(program[source].shape), {})]
-    while todo:
-        name, strides, cuts = todo.pop()
-        for node in program.consumers[name]:
-            if not moves_only(node) or (seen := _seen(program, node, strides)) is None or node.output in program.outputs:
-                ways.append(cuts)
-                continue
-            more = cuts
-            if node.op == "slice":
-                axis = node.attr["axis"] % len(strides)
-                more = {**cuts, (strides[axis], node.attr["start"]): (node, axis)}
-            todo.append((node.output, seen, more))
+    ways = list(_ways(program, source, row_major(program[source].shape), {}))
+    alone = len(ways) == 1 and len(ways[0]) == 1
     found: dict[str, Move] = {}
     for stride, start in set.intersection(*map(set, ways)) if ways else ():
-        step, alone = stride * DTYPE_BYTES[program[source].dtype], len(ways) == len(ways[0]) == 1
-        for first in range(start):
-            if math.gcd(SECTOR, first * step) == math.gcd(SECTOR, start * step) if alone else (start - first) * step % SECTOR == 0:
-                nodes = {way[stride, start] for way in ways}
-                found |= {n.output: Move(axis, start - first, source, stride) for n, axis in nodes}
-                break
+        step = stride * DTYPE_BYTES[program[source].dtype]
+        first = next(n for n in range(start + 1) if _aligned_alike(n * step, start * step, alone))
+        if first < start:
+            found |= {n.output: Move(axis, start - first, source, stride) for n, axis in (way[stride, start] for way in ways)}
     return found
+
+
+def _aligned_alike(first: int, other: int, alone: bool) -> bool:
+    """Whether addresses of two bytes are; not ``alone``: whatever is added to both."""
+    if alone:
+        return math.gcd(SECTOR, first) == math.gcd(SECTOR, other)
+    return (other - first) % SECTOR == 0
+
+
+def _ways(program: TensorProgram, name: str, strides: tuple[int, ...], cuts: Cuts) -> Iterator[Cuts]:
+    """Of each that reads an input, or a view of it with such strides, the slices on the way."""
+    for node in program.consumers[name]:
+        seen = _seen(program, node, strides) if moves_only(node) and node.output not in program.outputs else None
+        if seen is None:
+            yield cuts
+            continue
+        axis = node.attr["axis"] % len(strides) if node.op == "slice" else None
+        more = cuts if axis is None else {**cuts, (strides[axis], node.attr["start"]): (node, axis)}
+        yield from _ways(program, node.output, seen, more)
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

@@ -61,6 +61,7 @@ from search.cover.select import selected
 from search.cover.stitch import stitch
 from search.cover.turned import turned
 from search.cover.wider import widened
+from search.kept_checks import interpreter_begins
 from search.libraries import with_libraries
 from search.ranked import Ranked
 from search.ranked import Tuned
@@ -193,6 +194,8 @@ def _chosen(
     device = pricing.device
     file = kept_choice.file_of(several, pricing, compiled)
     known = kept_choice.read(file, several, pricing)
+    if known is None and compiled and checked:
+        interpreter_begins()
     offers = known or best_form(several, pricing)
     done: dict[str, Realised] = {}
     better: dict[str, Tuned] = {}

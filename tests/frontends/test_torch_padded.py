@@ -35,7 +35,9 @@ def test_padded_rows_are_what_they_are(options: dict[str, Any], mask: str) -> No
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wanted = module(x, src_key_padding_mask=MASKS[mask])
-        known = from_torch(module, (x,), example_kwargs={"src_key_padding_mask": AT_THE_END if mask != "numbers" else MASKS[mask]})
+        known = from_torch(
+            module, (x,), example_kwargs={"src_key_padding_mask": AT_THE_END if mask != "numbers" else MASKS[mask]}
+        )
     values = dict(zip(known.inputs, (x.numpy(), MASKS[mask].numpy()), strict=True))
     (made,) = known.program.evaluate({**known.params, **values}).values()
     torch.testing.assert_close(torch.from_numpy(made).float(), wanted, rtol=1e-5, atol=1e-6)
