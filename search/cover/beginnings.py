@@ -153,7 +153,7 @@ def _above(program: TensorProgram, name: str) -> Iterator[str]:
 def _kernel(kernel: Kernel, moves: Moves, above: Collection[str]) -> Kernel:
     """The kernel with its windows, or its slice, where they were. Raises :class:`UnsupportedError` where it reads otherwise."""
     if isinstance(kernel, BlockGraph):
-        return replace(kernel, stmts=tuple(_stmt(s, moves) for s in kernel.stmts))
+        return replace(kernel, stmts=tuple(_stmt(s, moves, kernel.extents) for s in kernel.stmts))
     if kernel.op == "slice" and kernel.output in moves:
         return _shifted(kernel, moves[kernel.output].by)
     if not moves_only(kernel) and not set(above).isdisjoint(kernel.inputs):
@@ -161,7 +161,7 @@ def _kernel(kernel: Kernel, moves: Moves, above: Collection[str]) -> Kernel:
     return kernel
 
 
-def _stmt(stmt: Stmt, moves: Moves) -> Stmt:
+def _stmt(stmt: Stmt, moves: Moves, extents: Mapping[str, int]) -> Stmt:
     mine = {(m.stride, m.by) for m in moves.values() if stmt.access is not None and m.source == stmt.access.source}
     if stmt.access is None or not mine:
         return stmt
@@ -169,4 +169,6 @@ def _stmt(stmt: Stmt, moves: Moves) -> Stmt:
         raise UnsupportedError(f"{stmt.value!r} is no box of {stmt.access.source!r}")
     first = window.offset + sum(stride * by for stride, by in mine)
     starts = tuple(first // step % n for step, n in zip(row_major(window.seen), window.seen, strict=True))
+    if any(x + size > n for x, size, n in zip(starts, stmt.access.shape(extents), window.seen, strict=True)):
+        raise UnsupportedError(f"{stmt.value!r} is a box of {stmt.access.source!r} only where it was moved to")
     return replace(stmt, access=replace(stmt.access, window=replace(window, starts=starts)))

@@ -84,6 +84,15 @@ def test_slices_of_slices_are_moved() -> None:
         assert first == parts_of_numbers(0, part) and [(m.axis, m.by, m.stride) for m in moves.values()] == [(1, 7, 128)]
 
 
+def test_what_is_a_box_only_at_the_beginning_is_searched_by_itself() -> None:
+    b = Builder("rows")
+    rows = b.op("reshape", b.input("X", (3, 3, 16)), shape=(9, 16))
+    program = b.build(Y=b.op("slice", rows, axis=0, start=1, stop=7) @ b.input("W", (16, 16)))
+    first, moves = from_the_beginning(program)
+    found = prices._best(prices._Asked(first, ((),), (), None), H200, True, 0)[()]
+    assert moves and found is not None and put_back(found, program, moves) is None  # two of three, or three of nine
+
+
 def test_what_lies_in_no_rows_stays() -> None:
     b = Builder("folded")
     x = b.op("reshape", b.op("slice", b.input("X", (32, 12, 64)), axis=1, start=0, stop=6), shape=(192, 64))
