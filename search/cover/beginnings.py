@@ -36,10 +36,11 @@ Cut = TypeVar("Cut", Node, LibraryKernel)
 
 @dataclass(frozen=True)
 class Move:
-    """Of a slice of an input, or of a view of one: its dimension, by how many of that it was moved towards the beginning, the
-    input, and how many elements lie between two of them there."""
+    """Of a slice of an input, or of a view of one: its dimension, where it began, by how much it was moved towards the beginning,
+    the input, and how many elements lie between two neighbours there."""
 
     axis: int
+    start: int
     by: int
     source: str
     stride: int
@@ -77,7 +78,9 @@ def _moved(program: TensorProgram, source: str) -> dict[str, Move]:
         step = stride * DTYPE_BYTES[program[source].dtype]
         first = next(n for n in range(start + 1) if _aligned_alike(n * step, start * step, alone))
         if first < start:
-            found |= {n.output: Move(axis, start - first, source, stride) for n, axis in (way[stride, start] for way in ways)}
+            found |= {
+                n.output: Move(axis, start, start - first, source, stride) for n, axis in (way[stride, start] for way in ways)
+            }
     return found
 
 
@@ -162,12 +165,12 @@ def _kernel(kernel: Kernel, moves: Moves, above: Collection[str]) -> Kernel:
 
 
 def _stmt(stmt: Stmt, moves: Moves, extents: Mapping[str, int]) -> Stmt:
-    mine = {(m.stride, m.by) for m in moves.values() if stmt.access is not None and m.source == stmt.access.source}
+    mine = {(m.stride, m.start, m.by) for m in moves.values() if stmt.access is not None and m.source == stmt.access.source}
     if stmt.access is None or not mine:
         return stmt
     if (window := stmt.access.window) is None:
         raise UnsupportedError(f"{stmt.value!r} is no box of {stmt.access.source!r}")
-    first = window.offset + sum(stride * by for stride, by in mine)
+    first = window.offset + sum(stride * by for stride, _, by in mine)
     starts = tuple(first // step % n for step, n in zip(row_major(window.seen), window.seen, strict=True))
     if any(x + size > n for x, size, n in zip(starts, stmt.access.shape(extents), window.seen, strict=True)):
         raise UnsupportedError(f"{stmt.value!r} is a box of {stmt.access.source!r} only where it was moved to")

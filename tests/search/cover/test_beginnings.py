@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from fuser.device import Device
 from fuser.device import load_device
@@ -36,7 +40,7 @@ def step(t: int, steps: int = 12, width: int = 64, bias: bool = True) -> TensorP
 def test_slices_begin_where_they_are_aligned_alike() -> None:
     first, moves = from_the_beginning(step(7))
     cut = step(7).nodes[0].output
-    assert first == from_the_beginning(step(3))[0] == step(0) and moves == {cut: Move(1, 7, "X", 64)}
+    assert first == from_the_beginning(step(3))[0] == step(0) and moves == {cut: Move(1, 7, 7, "X", 64)}
     assert from_the_beginning(step(0)) == (step(0), {})
     assert from_the_beginning(step(7), fixed=("X",)) == (step(7), {})
     odd = [from_the_beginning(step(t, width=12))[0] for t in (1, 2, 3, 4, 5)]  # rows of 24 bytes
@@ -100,7 +104,17 @@ def test_what_lies_in_no_rows_stays() -> None:
     assert from_the_beginning(program) == (program, {})  # rows of a slice side by side are a copy
 
 
-@pytest.mark.parametrize("program", [chunk(3), chunk(7), parts_of_numbers(5, 0), parts_of_numbers(5, 1)], ids=lambda p: p.name)
+def within() -> TensorProgram:
+    """A column of a slice of a column, both of which are moved by as much."""
+    b = Builder("within", "float32")
+    x = b.op("reshape", b.op("slice", b.input("X", (8, 4)), axis=1, start=3, stop=4), shape=(8,))
+    x = b.op("slice", b.op("slice", x, axis=0, start=2, stop=7), axis=0, start=3, stop=5)
+    return b.build(Y=b.op("reshape", x, shape=(1, 2)) @ b.input("W", (2, 16)))
+
+
+@pytest.mark.parametrize(
+    "program", [within(), chunk(3), chunk(7), parts_of_numbers(5, 0), parts_of_numbers(5, 1)], ids=lambda p: p.name
+)
 def test_what_was_moved_is_put_back(program: TensorProgram) -> None:
     first, moves = from_the_beginning(program)
     found = prices._best(prices._Asked(first, ((),), (), None), H200, True, 0)[()]
@@ -116,6 +130,35 @@ def test_what_was_moved_is_put_back(program: TensorProgram) -> None:
         made = interpret(ranked.graph, ranked.schedule, inputs)
         for name, value in wanted.items():
             np.testing.assert_allclose(made[name], value, rtol=1e-6, atol=1e-9)
+
+
+@st.composite
+def read_in_places(draw: st.DrawFn) -> TensorProgram:
+    """A product of what a few slices, transposes and reshapes leave of an input."""
+    b = Builder("read", "float32")
+    x = b.input("X", tuple(draw(st.lists(st.sampled_from([2, 3, 4, 6, 8]), min_size=2, max_size=4))))
+    for kind in draw(st.lists(st.sampled_from(["slice", "slice", "transpose", "merge"]), min_size=1, max_size=5)):
+        axis = draw(st.integers(0, len(x.shape) - 1))
+        if kind == "slice" and x.shape[axis] > 1:
+            start = draw(st.integers(0, x.shape[axis] - 1))
+            x = b.op("slice", x, axis=axis, start=start, stop=draw(st.integers(start + 1, x.shape[axis])))
+        elif kind == "transpose":
+            x = b.op("transpose", x, perm=tuple(draw(st.permutations(range(len(x.shape))))))
+        elif axis + 1 < len(x.shape):
+            x = x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+    return b.build(Y=x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) @ b.input("W", (x.shape[-1], 16)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(read_in_places())
+def test_whatever_was_moved_is_put_back(program: TensorProgram) -> None:
+    first, moves = from_the_beginning(program)
+    found = prices._best(prices._Asked(first, ((),), (), None), H200, True, 0)[()]
+    if not moves or found is None or (back := put_back(found, program, moves)) is None:
+        return
+    inputs = program.random_inputs(np.random.default_rng(0))
+    made = interpret(back.winner.graph, back.winner.schedule, inputs)
+    np.testing.assert_allclose(made["Y"], program.evaluate(inputs)["Y"], rtol=1e-6, atol=1e-6)
 
 
 def test_steps_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
