@@ -19,6 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from fuser.errors import UnsupportedError
+from fuser.frontends.makings import Part
 from fuser.frontends.opened import DEEPEST
 from fuser.frontends.opened import DICTS
 from fuser.frontends.opened import TRACED
@@ -209,15 +210,27 @@ def _of_torch() -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _State:
-    """The attributes of a module's parts, by name, and what can be changed in these and among what its functions see."""
+    """The attributes of a module's parts, by name, and what can be changed in these and among what its functions see; and what
+    it is made of."""
 
     attributes: dict[str, Any]
     kept: _Kept
+    made_of: tuple[Part, ...]
 
     @staticmethod
     def of(module: Any) -> _State:
         attributes = _attributes(module)
-        return _State(attributes, _Kept.of({(("held", n),): x for n, x in (attributes | _seen(module)).items()}, HELD))
+        kept = _Kept.of({(("held", n),): x for n, x in (attributes | _seen(module)).items()}, HELD)
+        return _State(attributes, kept, tuple(Part.of(n, m) for n, m in module.named_modules()))
+
+    def check_parts(self) -> None:
+        """Raises :class:`UnsupportedError` where the module makes parameters, buffers or parts as it is called."""
+        for part in self.made_of:
+            if what := part.remade:
+                raise UnsupportedError(
+                    f"the module makes {what} as it is called: a program has no side effects",
+                    f"call the module once before it is compiled; or {WAY_OUT}",
+                )
 
     def tensors(self, module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Those that the module has put into what it holds, and the trees of attributes that are nothing but such. Raises
@@ -239,6 +252,8 @@ class _State:
 
     def restore(self, module: Any) -> None:
         """The module as it was: a trace puts tensors without values into it."""
+        for part in self.made_of:
+            part.restore()
         self.kept.restore()
         for part, m in module.named_modules():
             for n in [n for n in vars(m) if n not in _of_torch()]:
@@ -259,6 +274,8 @@ def _seen(module: Any) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for part in module.modules():
+        held = (x for kind in type(part).__mro__ if not kind.__module__.startswith("torch.") for x in vars(kind).items())
+        found |= {f"{n} of its class": x for n, x in held if type(x) in DICTS and not n.startswith("__")}
         own = getattr(type(part), "forward", None)  # a class of TorchScript has none
         for run in (own, *vars(part).values()):
             if isinstance(run, FunctionType):
@@ -329,6 +346,7 @@ def opening(module: Any) -> Iterator[None]:
         state = _State.of(module)
         try:
             found = run(*given[0], **given[1])
+            state.check_parts()
             return _left(found, kept, *state.tensors(module))
         finally:
             state.restore(module)

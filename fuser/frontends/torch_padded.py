@@ -20,12 +20,15 @@ def zeros_in_padding() -> Iterator[None]:
     def padded(self: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
         if mask is not None or src_key_padding_mask is None or not _takes_nested(self, src):
             return forward(self, src, mask, src_key_padding_mask, is_causal)
-        with patch.dict(self._modules, {"norm": None}):
-            made = forward(self, src, mask, src_key_padding_mask, is_causal)
         own = src_key_padding_mask
         kept = ~own if own.dtype == torch.bool else own == 0
-        torn = (kept[:, 1:] & ~kept[:, :-1]).any()  # padding is not at the end of each row alone
-        made = torch.where((kept | torn).unsqueeze(-1), made, 0.0)
+        shown = kept | (kept[:, 1:] & ~kept[:, :-1]).any()  # all, where padding is not at the end of each row alone
+        if not getattr(self, "mask_check", True):  # then as many rows as are not padded, from the first on
+            shown = torch.arange(kept.shape[1], device=own.device) < kept.sum(1, keepdim=True)
+            own = ~shown
+        with patch.dict(self._modules, {"norm": None}), patch.dict(vars(self), {"mask_check": True}):
+            made = forward(self, src, mask, own, is_causal)
+        made = torch.where(shown.unsqueeze(-1), made, 0.0)
         return made if self.norm is None else self.norm(made)
 
     with patch.object(nn.TransformerEncoder, "forward", padded):
@@ -37,5 +40,5 @@ def _takes_nested(encoder: Any, src: Any) -> bool:
     import torch
 
     able = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
-    able = able and getattr(encoder, "use_nested_tensor", False) and getattr(encoder, "mask_check", True)
+    able = able and getattr(encoder, "use_nested_tensor", False)
     return bool(able and src.dim() == 3 and not encoder.layers[0].training)

@@ -16,10 +16,13 @@ from unittest.mock import patch
 
 from fuser.errors import UnsupportedError
 from fuser.errors import UntraceableError
+from fuser.errors import UsageError
 from fuser.frontends.keeping import kept_of_calls
 from fuser.frontends.left import WAY_OUT
 from fuser.frontends.left import opening
 from fuser.frontends.left import values_kept
+from fuser.frontends.makings import Hooks
+from fuser.frontends.makings import kept_outside
 from fuser.frontends.opened import opened
 from fuser.frontends.torch_alias import aliases_said
 from fuser.frontends.torch_index import SharedRowError
@@ -27,8 +30,6 @@ from fuser.frontends.torch_index import gathered
 from fuser.frontends.torch_padded import zeros_in_padding
 from fuser.frontends.torch_shapes import true_states
 
-HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
-"""Ends of the names of torch's dictionaries of hooks."""
 PLAIN = (int, float, complex, str, enum.Enum, type(None))
 
 
@@ -68,6 +69,8 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
 
     if isinstance(module, torch.jit.ScriptModule):
         raise _scripted(name, "it")
+    if lazy := [n for n, x in (*module.named_parameters(), *module.named_buffers()) if torch.nn.parameter.is_lazy(x)]:
+        raise UsageError(f"{lazy[0]} of {name} has no shape before the module is called", "call the module once, then compile it")
     unprinted = patch.object(_trace, "print", lambda *_, **__: None, create=True)  # the graph so far, before an error
 
     def export(indices: AbstractContextManager[None]) -> Any:
@@ -75,8 +78,13 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
         with alone(), said, changed, true_states(), values_kept(module), opening(module), unguessed(), unprinted:
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
             args, keywords = _apart(module, opened((example_inputs, example_kwargs)))
+
+            def trace() -> Any:
+                with kept_outside(module):
+                    return torch.export.export(module, args, keywords, dynamic_shapes=sizes)
+
             with indices:
-                return _kept_anew(module, lambda: torch.export.export(module, args, keywords, dynamic_shapes=sizes))
+                return _kept_anew(module, trace)
 
     try:
         with suppress(SharedRowError):
@@ -194,37 +202,37 @@ def _set_to(attributes: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
 
 def _alike(module: Any, trace: Callable[[], Any]) -> Any:
     """What a trace makes, which runs the module's Python. Where it sets plain attributes (a size that is kept, a count of calls),
-    it is traced again as it would be called next; where that sets them to something else, each call would be another program."""
+    or puts hooks into parts, it is traced again as it would be called next; where that sets them to something else, each call
+    would be another program."""
     held = {(part, n): x for part in module.modules() for n, x in vars(part).items() if is_plain(x)}
-    with _hooks_kept(module):  # those of a first call are there at the next one
+    hooks, stay = Hooks.of(module), False
+    try:
         exported, first = _and_set(trace)
         anew = {key: x for key, x in first.items() if key[0] in set(module.modules()) and (key not in held or held[key] != x)}
-        if not anew:
+        if not anew and not hooks.changed:
             return exported
+        installed = Hooks.of(module)
         with _set_to(anew):
-            exported, second = _and_set(trace)
-    if changed := sorted({n for (part, n), x in anew.items() if second.get((part, n), x) != x}):
-        raise UnsupportedError(
-            f"the module sets {', '.join(changed)} anew at each call: a program has no side effects",
-            WAY_OUT,
-        )
-    return exported
-
-
-@contextmanager
-def _hooks_kept(module: Any) -> Iterator[None]:
-    """The parts of a module have the hooks afterwards that they had before: where a first call installs hooks, and a mark that it
-    has, the mark goes, and a call would install them again."""
-    before = [
-        (x, dict(x)) for part in module.modules() for n, x in vars(part).items() if n.endswith(HOOKS) and isinstance(x, dict)
-    ]
-    try:
-        yield
+            again, second = _and_set(trace)
+        if changed := sorted({n for (part, n), x in anew.items() if second.get((part, n), x) != x}):
+            raise UnsupportedError(
+                f"the module sets {', '.join(changed)} anew at each call: a program has no side effects",
+                WAY_OUT,
+            )
+        if installed.changed or (hooks.changed and not _same(exported, again)):
+            raise UnsupportedError("a call of the module changes the hooks of the next: a program has no side effects", WAY_OUT)
+        if _writes(exported) > _writes(again):
+            raise UnsupportedError("the module writes to tensors as it is first called: a program has no side effects", WAY_OUT)
+        stay = not anew  # who marks that they are there, elsewhere, would not put them there again
+        return again
     finally:
-        for hooks, own in before:
-            if hooks != own:
-                hooks.clear()
-                hooks.update(own)
+        if not stay:
+            hooks.restore()
+
+
+def _writes(exported: Any) -> int:
+    """How many operators of a trace write to what they are given."""
+    return sum(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in exported.graph.nodes)
 
 
 def _and_set(trace: Callable[[], Any]) -> tuple[Any, dict[tuple[Any, str], Any]]:

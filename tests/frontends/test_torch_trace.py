@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from types import FunctionType
 from typing import Any
+from typing import ClassVar
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import fuser  # noqa: E402
+from fuser.errors import UnsupportedError  # noqa: E402
 from fuser.errors import UntraceableError  # noqa: E402
+from fuser.errors import UsageError  # noqa: E402
 from fuser.frontends.torch_export import from_torch  # noqa: E402
 
 nn = torch.nn
@@ -78,3 +83,123 @@ def test_hooks_of_a_first_call_do_not_stay() -> None:
     torch.testing.assert_close(module(x), wanted)  # they were installed once
     (made,) = known.program.evaluate({**known.params, known.inputs[0]: x.numpy()}).values()
     torch.testing.assert_close(torch.from_numpy(made).float(), wanted)
+
+
+def twice(x: Any) -> Any:
+    return torch.full((4,), 2.0, device=x.device)
+
+
+made_outside: Any = None
+
+
+class FirstCall(nn.Module):
+    """Its first call makes what later ones use."""
+
+    shared: Any = None
+    kept: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.layer, self.what, self.ready = nn.Linear(4, 4), what, False
+        self.register_buffer("empty", None)
+
+    @lru_cache  # noqa: B019
+    def cached(self, size: int) -> Any:
+        return torch.full((size,), 2.0)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x) * getattr(self, self.what)(x)
+
+    def buffer(self, x: Any) -> Any:
+        if not hasattr(self, "late"):
+            self.register_buffer("late", twice(x), persistent=False)
+        return self.late
+
+    def filled(self, x: Any) -> Any:
+        if self.empty is None:
+            self.empty = twice(x)
+        return self.empty
+
+    def parameter(self, x: Any) -> Any:
+        if not hasattr(self, "factor"):
+            self.factor = nn.Parameter(twice(x))
+        return self.factor
+
+    def part(self, x: Any) -> Any:
+        if not self.ready:
+            self.layer, self.ready = nn.Sequential(self.layer, nn.ReLU()), True
+        return twice(x)
+
+    def weight(self, x: Any) -> Any:
+        if not self.ready:
+            self.layer.weight, self.ready = nn.Parameter(self.layer.weight * 3), True
+        return twice(x)
+
+    def written(self, x: Any) -> Any:
+        if not self.ready:
+            self.layer.load_state_dict({n: 3 * t for n, t in self.layer.state_dict().items()})
+            self.ready = True
+        return twice(x)
+
+    def cache(self, x: Any) -> Any:
+        return self.cached(x.shape[-1])
+
+    def of_class(self, x: Any) -> Any:
+        if FirstCall.shared is None:
+            FirstCall.shared = twice(x)
+        return FirstCall.shared
+
+    def in_class(self, x: Any) -> Any:
+        if "twice" not in self.kept:
+            self.kept["twice"] = twice(x)
+        return self.kept["twice"]
+
+    def outside(self, x: Any) -> Any:
+        global made_outside
+        if made_outside is None:
+            made_outside = twice(x)
+        return made_outside
+
+
+WAYS = [n for n, f in vars(FirstCall).items() if isinstance(f, FunctionType) and n[0] != "_" and n != "forward"]
+
+
+@pytest.mark.parametrize("what", WAYS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_that_is_compiled_first_is_what_it_would_be(what: str) -> None:
+    x, several = torch.randn(3, 4), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        several.append(FirstCall(what))
+    module, twin = several
+    with torch.no_grad():
+        run = fuser.compile(module, (x,), target="h200", device="cpu")
+        wanted = [twin(x) for _ in range(3)]
+        for call in (run, module):
+            for want in wanted:
+                torch.testing.assert_close(call(x), want, rtol=1e-3, atol=1e-3)
+    assert module.state_dict().keys() == twin.state_dict().keys()
+
+
+class Once(nn.Module):
+    """A hook that takes itself away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        hook = self.layer.register_forward_pre_hook(lambda *given: (hook.remove(), given[-1][0] * 5)[1])
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x)
+
+
+def test_hooks_that_go_are_a_side_effect() -> None:
+    module = Once()
+    with pytest.raises(UnsupportedError, match="hooks of the next"):
+        from_torch(module, (torch.randn(3, 4),))
+    assert module.layer._forward_pre_hooks
+
+
+def test_what_has_no_shape_yet_is_named() -> None:
+    with pytest.raises(UsageError, match=r"0\.weight of Sequential has no shape"):
+        from_torch(nn.Sequential(nn.LazyLinear(4)), (torch.randn(3, 4),))
