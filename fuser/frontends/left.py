@@ -22,6 +22,7 @@ from fuser.errors import UnsupportedError
 from fuser.frontends.makings import Part
 from fuser.frontends.opened import DEEPEST
 from fuser.frontends.opened import DICTS
+from fuser.frontends.opened import PLAIN
 from fuser.frontends.opened import TRACED
 from fuser.frontends.opened import Reader
 from fuser.frontends.opened import Same
@@ -243,7 +244,10 @@ class _State:
             forms.pop(name, None)
             before, now = self.kept.before[way], _content(x)
             entries = now if isinstance(now, list) else [v for k, v in now.items() if k not in before or _changed(before[k], v)]
-            if name in self.attributes and (isinstance(now, list) or any(isinstance(v, TRACED) for v in entries)):
+            outside = {} if name in self.attributes or isinstance(now, list) else now
+            other = any(isinstance(v, PLAIN) and before.get(k, v) != v for k, v in outside.items())
+            mine = name in self.attributes and (isinstance(now, list) or any(isinstance(v, TRACED) for v in entries))
+            if mine or other:
                 raise UnsupportedError(f"the module changes {name} at each call: a program has no side effects", WAY_OUT)
             new[name] = [new.get(name), *entries]
         return {f"{name}.{i}": t for name, x in sorted(new.items()) for i, t in enumerate(_tensors(x))}, dict(

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from fuser.frontends.unopened import user_classes
+
 HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 """Ends of the names of torch's dictionaries of hooks."""
 
@@ -79,7 +81,7 @@ def kept_outside(module: Any) -> Iterator[None]:
     not there afterwards: a trace has tensors without values, which no other call must find."""
     import torch
 
-    kinds = {k for part in module.modules() for k in type(part).__mro__ if not k.__module__.startswith(("torch.", "builtins"))}
+    kinds = user_classes(module)
     functions = [f for k in kinds for f in vars(k).values() if isinstance(f, FunctionType)]
     seen = [(f.__globals__, n) for f in functions for n in f.__code__.co_names]
     cached = [f for k in kinds for f in vars(k).values() if hasattr(f, "cache_clear")]

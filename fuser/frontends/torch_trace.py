@@ -29,6 +29,7 @@ from fuser.frontends.torch_index import SharedRowError
 from fuser.frontends.torch_index import gathered
 from fuser.frontends.torch_padded import zeros_in_padding
 from fuser.frontends.torch_shapes import true_states
+from fuser.frontends.unopened import Unopened
 
 PLAIN = (int, float, complex, str, enum.Enum, type(None))
 
@@ -202,16 +203,19 @@ def _set_to(attributes: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
 
 def _alike(module: Any, trace: Callable[[], Any]) -> Any:
     """What a trace makes, which runs the module's Python. Where it sets plain attributes (a size that is kept, a count of calls),
-    or puts hooks into parts, it is traced again as it would be called next; where that sets them to something else, each call
-    would be another program."""
+    puts hooks into parts, or changes what a trace cannot follow, it is traced again as it would be called next; where that sets
+    them to something else, each call would be another program."""
     held = {(part, n): x for part in module.modules() for n, x in vars(part).items() if is_plain(x)}
-    hooks, stay = Hooks.of(module), False
+    hooks, unopened, stay = Hooks.of(module), Unopened.of(module), False
     try:
         exported, first = _and_set(trace)
+        if unopened.drawn:
+            raise UnsupportedError("the module draws random numbers of Python's or of numpy at each call", WAY_OUT)
         anew = {key: x for key, x in first.items() if key[0] in set(module.modules()) and (key not in held or held[key] != x)}
-        if not anew and not hooks.changed:
+        if not anew and not hooks.changed and not unopened.changed:
             return exported
         installed = Hooks.of(module)
+        unopened.put_back()
         with _set_to(anew):
             again, second = _and_set(trace)
         if changed := sorted({n for (part, n), x in anew.items() if second.get((part, n), x) != x}):
@@ -221,11 +225,16 @@ def _alike(module: Any, trace: Callable[[], Any]) -> Any:
             )
         if installed.changed or (hooks.changed and not _same(exported, again)):
             raise UnsupportedError("a call of the module changes the hooks of the next: a program has no side effects", WAY_OUT)
+        if unopened.changed and not _same(exported, again):
+            raise UnsupportedError(
+                "a call of the module changes what the next one computes: a program has no side effects", WAY_OUT
+            )
         if _writes(exported) > _writes(again):
             raise UnsupportedError("the module writes to tensors as it is first called: a program has no side effects", WAY_OUT)
-        stay = not anew  # who marks that they are there, elsewhere, would not put them there again
+        stay = hooks.changed and not anew  # who marks that they are there, elsewhere, would not put them there again
         return again
     finally:
+        unopened.restore(whole=not stay)
         if not stay:
             hooks.restore()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections import deque
 from functools import lru_cache
 from types import FunctionType
+from types import SimpleNamespace
 from typing import Any
 from typing import ClassVar
 
@@ -203,3 +206,76 @@ def test_hooks_that_go_are_a_side_effect() -> None:
 def test_what_has_no_shape_yet_is_named() -> None:
     with pytest.raises(UsageError, match=r"0\.weight of Sequential has no shape"):
         from_torch(nn.Sequential(nn.LazyLinear(4)), (torch.randn(3, 4),))
+
+
+count = 0
+
+
+class Remembering(nn.Module):
+    """What a call leaves for the next one is where a trace does not look."""
+
+    calls = 0
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.layer, self.what = nn.Linear(4, 4), what
+        self.last: deque[Any] = deque(maxlen=2)
+        self.seen, self.state = set[int](), SimpleNamespace(n=0)
+        n = 0
+
+        def step() -> int:
+            nonlocal n
+            n += 1
+            return n
+
+        self.step = step
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x) * getattr(self, self.what)(x)
+
+    def frames(self, x: Any) -> Any:
+        self.last.append(x)
+        return sum(f.mean() for f in self.last)
+
+    def numbers(self, x: Any) -> int:
+        self.seen.add(len(self.seen))
+        return len(self.seen)
+
+    def namespace(self, x: Any) -> int:
+        self.state.n += 1
+        return self.state.n
+
+    def closure(self, x: Any) -> int:
+        return self.step()
+
+    def of_class(self, x: Any) -> int:
+        type(self).calls += 1
+        return type(self).calls
+
+    def outside(self, x: Any) -> int:
+        global count
+        count += 1
+        return count
+
+    def chance(self, x: Any) -> float:
+        return random.random()
+
+
+@pytest.mark.parametrize("what", ["frames", "numbers", "namespace", "closure", "of_class", "outside", "chance"])
+def test_what_a_call_leaves_elsewhere_is_a_side_effect(what: str) -> None:
+    module = Remembering(what)
+    with pytest.raises((UnsupportedError, UntraceableError)):
+        from_torch(module, (torch.randn(3, 4),))
+    assert (list(module.last), module.seen, module.state.n, Remembering.calls, count) == ([], set(), 0, 0, 0)
+
+
+def test_what_nothing_computes_with_is_none() -> None:
+    class Counting(Remembering):
+        def forward(self, x: Any) -> Any:
+            self.numbers(x)
+            self.last.append(x)
+            return self.layer(x)
+
+    module = Counting("numbers")
+    assert from_torch(module, (torch.randn(3, 4),)).program.outputs
+    assert not module.last and not module.seen
