@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -13,6 +14,8 @@ from fuser.frontends.unopened import user_classes
 
 HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
 """Ends of the names of torch's dictionaries of hooks."""
+CACHED = type(lru_cache(int))
+"""What ``functools.lru_cache`` makes of a function."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,8 @@ def kept_outside(module: Any) -> Iterator[None]:
     kinds = user_classes(module)
     functions = [f for k in kinds for f in vars(k).values() if isinstance(f, FunctionType)]
     seen = [(f.__globals__, n) for f in functions for n in f.__code__.co_names]
-    cached = [f for k in kinds for f in vars(k).values() if hasattr(f, "cache_clear")]
-    cached += [x for held, n in seen if hasattr(x := held.get(n), "cache_clear") and not isinstance(x, type)]
+    cached = [f for k in kinds for f in vars(k).values() if isinstance(f, CACHED)]
+    cached += [x for held, n in seen if isinstance(x := held.get(n), CACHED)]
     sizes = [f.cache_info().currsize for f in cached]
     classes = [(k, dict(vars(k))) for k in kinds]
     before = [(held, n, held.get(n)) for held, n in seen]

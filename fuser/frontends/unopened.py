@@ -4,6 +4,7 @@ and numbers in classes, closures and global variables. Where a call has, the nex
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ import numpy as np
 from fuser.frontends.opened import DICTS
 
 NUMBERS = (bool, int, float, complex, str, type(None))
+COLLECTIONS = (deque, set, bytearray)
 MISSING = object()
 OF_TORCH = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 Place = tuple[Callable[[], Any], Callable[[Any], None]]
@@ -42,7 +44,8 @@ class Unopened:
         functions = [f for f in called if isinstance(f, FunctionType)]
         places = [*_of_classes(kinds), *_of_functions(functions)]
         numbers = tuple((p, x) for p in places if (x := p[0]()) is MISSING or isinstance(x, NUMBERS))
-        watched = [x for x in (*(p[0]() for p in places), *(x for _, _, x in own)) if _watched(x)]
+        watched = [x for p in places if isinstance(x := p[0](), COLLECTIONS)]  # a registry may do as it likes when it is read
+        watched += [x for _, _, x in own if _watched(x)]
         watched += [x for f in functions for x in f.__defaults__ or () if isinstance(x, (list, dict))]
         held = {id(x): x for x in watched}.values()
         attributes = tuple((at, n, x) for at, n, x in own if _watched(x))
@@ -88,7 +91,7 @@ def _of_classes(kinds: Iterable[type]) -> Iterator[Place]:
     for kind in kinds:
         for n, x in vars(kind).items():
             if not n.startswith("__") and not callable(x):
-                yield partial(getattr, kind, n, MISSING), partial(setattr, kind, n)
+                yield partial(vars(kind).get, n, MISSING), partial(setattr, kind, n)
 
 
 def _of_functions(functions: Iterable[FunctionType]) -> Iterator[Place]:
@@ -110,7 +113,7 @@ def _watched(x: Any) -> bool:
     """A collection, or an object, that is no list, dictionary or object as a trace follows them."""
     if isinstance(x, (list, dict)):
         return type(x) not in (list, *DICTS)
-    return isinstance(x, (deque, set, bytearray, SimpleNamespace)) or bool(_slots(x))
+    return isinstance(x, (*COLLECTIONS, SimpleNamespace)) or bool(_slots(x))
 
 
 def _slots(x: Any) -> list[str]:
@@ -124,25 +127,32 @@ def _slots(x: Any) -> list[str]:
 
 def _content(x: Any) -> Any:
     if isinstance(x, dict):
-        return dict(x)
+        return {n: dict.__getitem__(x, n) for n in dict.keys(x)}
     if isinstance(x, SimpleNamespace):
         return dict(vars(x))
-    if isinstance(x, (list, deque, set, bytearray)):
+    if isinstance(x, list):
+        return [*list.__iter__(x)]
+    if isinstance(x, COLLECTIONS):
         return set(x) if isinstance(x, set) else list(x)
     return {n: getattr(x, n) for n in _slots(x) if hasattr(x, n)}
 
 
 def _put(x: Any, before: Any) -> None:
+    """What was in a collection is in it, by its kind's own methods: a class of a user's may do more."""
     if isinstance(x, dict):
-        x.clear()
-        x.update(before)
+        kind: Any = OrderedDict if isinstance(x, OrderedDict) else dict
+        kind.clear(x)
+        for n, value in before.items():
+            kind.__setitem__(x, n, value)
+    elif isinstance(x, list):
+        list.__setitem__(x, slice(None), before)
     elif isinstance(x, SimpleNamespace):
         vars(x).clear()
         vars(x).update(before)
     elif isinstance(x, set):
         x.clear()
         x.update(before)
-    elif isinstance(x, (list, deque, bytearray)):
+    elif isinstance(x, (deque, bytearray)):
         x.clear()
         x.extend(before)
     else:
