@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import fuser  # noqa: E402
 from fuser.errors import UnsupportedError  # noqa: E402
 from fuser.errors import UsageError  # noqa: E402
+from tests.functions import Fn  # noqa: E402
 
 
 class Layer:
@@ -57,7 +58,7 @@ def test_a_module_gives_and_takes_a_cache() -> None:
 
 def test_an_object_of_one_tensor_is_no_tensor() -> None:
     x, layer = torch.randn(3, 5), Layer(torch.randn(4, 5))
-    module = _Fn(lambda x, layer: x @ layer.keys.T)
+    module = Fn(lambda x, layer: x @ layer.keys.T)
     run = fuser.compile(module, (x, layer), device="cpu")
     torch.testing.assert_close(run(x, layer), module(x, layer))
     torch.testing.assert_close(run(x, layer.keys), module(x, layer))
@@ -87,7 +88,7 @@ def test_what_a_module_changes_of_its_arguments_is_changed() -> None:
         held = x if isinstance(x, dict) else getattr(x, "__dict__", None)
         return x if held is None else {n: numbers(v) for n, v in held.items() if n not in ("box", "kind")}
 
-    run, module = fuser.compile(_Fn(_changes), given(), device="cpu"), _Fn(_changes)
+    run, module = fuser.compile(Fn(_changes), given(), device="cpu"), Fn(_changes)
     mine, theirs = given(), given()
     got, want = run(*mine), module(*theirs)
     torch.testing.assert_close(numbers((got, mine)), numbers((want, theirs)))
@@ -135,22 +136,13 @@ def test_a_module_may_keep_what_no_input_decides() -> None:
 
 def test_a_constant_of_one_element_has_its_rank() -> None:
     held = torch.ones(1, 1, 1)
-    known = fuser.from_torch(_Fn(lambda x: x * (held * 2)), (torch.randn(4),))
+    known = fuser.from_torch(Fn(lambda x: x * (held * 2)), (torch.randn(4),))
     assert known.program[known.program.outputs[0]].shape == (1, 1, 4)
-
-
-class _Fn(torch.nn.Module):
-    def __init__(self, run: Any) -> None:
-        super().__init__()
-        self.run = run
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.run(*inputs)
 
 
 def test_sizes_are_torchs_as_arguments_and_results() -> None:
     """Torch's pytrees open them and make tuples of them again."""
-    module, x = _Fn(lambda x, size: (x.reshape(size) * 2, x.size())), torch.randn(4, 6)
+    module, x = Fn(lambda x, size: (x.reshape(size) * 2, x.size())), torch.randn(4, 6)
     size = torch.Size((6, 4))
     run = fuser.compile(module, (x, size), device="cpu")
     y, found = run(x, size)

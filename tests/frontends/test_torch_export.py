@@ -21,20 +21,10 @@ from fuser.ir.ops import OPS
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
+from tests.functions import Fn
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 nn, functional = torch.nn, torch.nn.functional
-
-
-class Fn(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, f: Callable[..., Any]) -> None:
-        super().__init__()
-        self.f = f
-
-    def forward(self, *args: Any) -> Any:
-        return self.f(*args)
 
 
 def rand(*shape: int, dtype: Any = torch.float32) -> Any:

@@ -12,17 +12,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from fuser.errors import FuserError  # noqa: E402
 from fuser.frontends.torch_export import from_torch  # noqa: E402
+from tests.functions import Fn  # noqa: E402
 
 ALL = slice(None)
-
-
-class Fn(torch.nn.Module):
-    def __init__(self, run: Callable[..., Any]) -> None:
-        super().__init__()
-        self.run = run
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.run(*inputs)
 
 
 def same(run: Callable[..., Any], *inputs: Any, others: Any = ()) -> None:

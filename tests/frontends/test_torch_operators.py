@@ -18,15 +18,7 @@ from fuser.frontends.torch_export import Imported
 from fuser.ir.composites import expand
 from fuser.ir.ops import OPS
 from fuser.runtime.torch_program import run_program
-
-
-class Fn(nn.Module):
-    def __init__(self, f: Callable[..., Any]) -> None:
-        super().__init__()
-        self.f = f
-
-    def forward(self, *xs: torch.Tensor) -> Any:
-        return self.f(*xs)
+from tests.functions import Fn
 
 
 def rand(*shape: int) -> torch.Tensor:

@@ -17,16 +17,7 @@ from fuser.ir.mugraph import LibraryKernel  # noqa: E402
 from fuser.ir.program import Tensor  # noqa: E402
 from fuser.lower.check import check_call  # noqa: E402
 from fuser.runtime.torch_program import run_program  # noqa: E402
-
-
-class Fn(torch.nn.Module):
-    def __init__(self, f: Callable[..., Any]) -> None:
-        super().__init__()
-        self.f = f
-
-    def forward(self, *xs: Any) -> Any:
-        return self.f(*xs)
-
+from tests.functions import Fn  # noqa: E402
 
 LONG = torch.tensor([[3, -5, 2**40 + 1], [7, 0, -(2**62)]])
 INT = torch.tensor([2**31 - 1, -(2**31), 17], dtype=torch.int32)

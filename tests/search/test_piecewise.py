@@ -17,6 +17,7 @@ from fuser.errors import LeftToTorch  # noqa: E402
 from fuser.errors import UntraceableError  # noqa: E402
 from fuser.errors import UsageError  # noqa: E402
 from search.piecewise import _like  # noqa: E402
+from tests.functions import Fn  # noqa: E402
 
 
 class Choosing(torch.nn.Module):
@@ -80,15 +81,6 @@ def test_what_no_trace_takes_is_named() -> None:
     whole = Fn(lambda x: x.missing)
     with pytest.raises(UntraceableError, match=r"cannot trace Fn: .*missing"):
         fuser.compile(whole, (torch.randn(4, 8),), target="h200")
-
-
-class Fn(torch.nn.Module):
-    def __init__(self, run: Any) -> None:
-        super().__init__()
-        self.run = run
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.run(*inputs)
 
 
 NO_PROGRAMS: dict[str, tuple[Any, tuple[Any, ...]]] = {

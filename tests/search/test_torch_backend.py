@@ -26,6 +26,7 @@ from search.torch_backend import by_torchs_compiler  # noqa: E402
 from search.torch_pieces import Givens  # noqa: E402
 from search.torch_pieces import pieces  # noqa: E402
 from search.torch_pieces import worth  # noqa: E402
+from tests.functions import Fn  # noqa: E402
 from tests.paths import ROOT  # noqa: E402
 
 from .modules import SUITE  # noqa: E402
@@ -81,15 +82,6 @@ def same(got: Any, want: Any, tolerance: float) -> None:
         else:
             assert type(x) is type(y)
             assert x == y
-
-
-class Fn(nn.Module):
-    def __init__(self, f: Callable[..., Any]) -> None:
-        super().__init__()
-        self.f = f
-
-    def forward(self, *args: Any) -> Any:
-        return self.f(*args)
 
 
 class Block(nn.Module):
