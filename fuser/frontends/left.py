@@ -33,6 +33,7 @@ from fuser.frontends.opened import mutable
 from fuser.frontends.opened import openable
 from fuser.frontends.opened import opened
 from fuser.frontends.opened import register
+from fuser.frontends.unopened import user_classes
 
 if TYPE_CHECKING:
     from fuser.frontends.keeping import Owner
@@ -276,10 +277,9 @@ def _seen(module: Any) -> dict[str, Any]:
     """Lists, dictionaries and tensors that a module's functions find outside of it."""
     import torch
 
-    found: dict[str, Any] = {}
+    held = (x for kind in user_classes(module) for x in vars(kind).items())
+    found: dict[str, Any] = {f"{n} of its class": x for n, x in held if type(x) in DICTS and not n.startswith("__")}
     for part in module.modules():
-        held = (x for kind in type(part).__mro__ if not kind.__module__.startswith("torch.") for x in vars(kind).items())
-        found |= {f"{n} of its class": x for n, x in held if type(x) in DICTS and not n.startswith("__")}
         own = getattr(type(part), "forward", None)  # a class of TorchScript has none
         for run in (own, *vars(part).values()):
             if isinstance(run, FunctionType):

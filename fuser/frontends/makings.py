@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from types import FunctionType
 from typing import Any
 
+from fuser.frontends.unopened import functions_of
 from fuser.frontends.unopened import user_classes
 
 HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
@@ -85,8 +85,7 @@ def kept_outside(module: Any) -> Iterator[None]:
     import torch
 
     kinds = user_classes(module)
-    functions = [f for k in kinds for f in vars(k).values() if isinstance(f, FunctionType)]
-    seen = [(f.__globals__, n) for f in functions for n in f.__code__.co_names]
+    seen = [(f.__globals__, n) for f in functions_of(kinds) for n in f.__code__.co_names]
     cached = [f for k in kinds for f in vars(k).values() if isinstance(f, CACHED)]
     cached += [x for held, n in seen if isinstance(x := held.get(n), CACHED)]
     sizes = [f.cache_info().currsize for f in cached]

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from fuser.frontends.opened import DICTS
+from fuser.frontends.opened import PLAIN
 
-NUMBERS = (bool, int, float, complex, str, type(None))
 COLLECTIONS = (deque, set, bytearray)
 MISSING = object()
 OF_TORCH = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
@@ -40,10 +40,9 @@ class Unopened:
     def of(module: Any) -> Unopened:
         kinds = user_classes(module)
         own = [(vars(m), n, x) for m in module.modules() for n, x in vars(m).items() if n not in OF_TORCH]
-        called = (*(x for k in kinds for x in vars(k).values()), *(x for _, _, x in own))
-        functions = [f for f in called if isinstance(f, FunctionType)]
+        functions = [*functions_of(kinds), *(f for _, _, f in own if isinstance(f, FunctionType))]
         places = [*_of_classes(kinds), *_of_functions(functions)]
-        numbers = tuple((p, x) for p in places if (x := p[0]()) is MISSING or isinstance(x, NUMBERS))
+        numbers = tuple((p, x) for p in places if (x := p[0]()) is MISSING or isinstance(x, PLAIN))
         watched = [x for p in places if isinstance(x := p[0](), COLLECTIONS)]  # a registry may do as it likes when it is read
         watched += [x for _, _, x in own if _watched(x)]
         watched += [x for f in functions for x in f.__defaults__ or () if isinstance(x, (list, dict))]
@@ -85,6 +84,11 @@ def user_classes(module: Any) -> set[type]:
     """The classes of a module's parts that are not torch's."""
     kinds = {k for part in module.modules() for k in type(part).__mro__}
     return {k for k in kinds if not k.__module__.startswith(("torch.", "builtins", "typing", "abc"))}
+
+
+def functions_of(kinds: Iterable[type]) -> list[FunctionType]:
+    """What classes define."""
+    return [f for k in kinds for f in vars(k).values() if isinstance(f, FunctionType)]
 
 
 def _of_classes(kinds: Iterable[type]) -> Iterator[Place]:
@@ -166,7 +170,7 @@ def _differ(now: Any, before: Any) -> bool:
         return now != before
     if isinstance(now, dict):
         return now.keys() != before.keys() or _differ([*now.values()], [before[n] for n in now])
-    numbers = (*NUMBERS, np.number)
+    numbers = (*PLAIN, np.number)
     alike = (a is b or (isinstance(a, numbers) and type(a) is type(b) and a == b) for a, b in zip(now, before, strict=False))
     return len(now) != len(before) or not all(alike)
 

@@ -153,13 +153,13 @@ def _above(program: TensorProgram, name: str) -> Iterator[str]:
         yield name
 
 
-def _kernel(kernel: Kernel, moves: Moves, above: Collection[str]) -> Kernel:
+def _kernel(kernel: Kernel, moves: Moves, above: set[str]) -> Kernel:
     """The kernel with its windows, or its slice, where they were. Raises :class:`UnsupportedError` where it reads otherwise."""
     if isinstance(kernel, BlockGraph):
         return replace(kernel, stmts=tuple(_stmt(s, moves, kernel.extents) for s in kernel.stmts))
     if kernel.op == "slice" and kernel.output in moves:
         return _shifted(kernel, moves[kernel.output].by)
-    if not moves_only(kernel) and not set(above).isdisjoint(kernel.inputs):
+    if not moves_only(kernel) and not above.isdisjoint(kernel.inputs):
         raise UnsupportedError(f"{kernel.name!r} reads what is cut as it pleases")
     return kernel
 

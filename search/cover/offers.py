@@ -178,9 +178,9 @@ def _offers(form: Form, pricing: Pricing, coming: set[str]) -> Generator[None, N
         candidates = with_layouts(program, candidates, params)
     joined = {p for p in candidates if sum(n.products > 0 for n in p.program.nodes) > 1}
     least = _least(joined)
-    begun_with = _begun([p for p in candidates if p not in joined], pricing, coming)
+    smaller = _begun([p for p in candidates if p not in joined], pricing, coming)
     yield
-    tuned = dict(begun_with())
+    tuned = dict(smaller())
     for larger in (least, joined - least):  # what is worth less than before is left sooner
         wanted = [p for p in candidates if p in larger]
         several = _begun(wanted, pricing, coming, _apart(program, wanted, tuned))
