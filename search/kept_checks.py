@@ -4,7 +4,6 @@ versions of what ran it."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
     from fuser.lower.checker import Check
 
 
-def kept_checks(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int) -> list[Check]:
-    """The outcome of each check."""
-    from fuser.lower.check import check  # what was measured needs none
+def kept_check(program: TensorProgram, candidate: Candidate, seed: int) -> Callable[[], Check]:
+    """Begin a check where its outcome is not known; what is returned waits for it."""
+    from fuser.lower import check  # what was measured needs none
 
-    texts = [dumps([program.to_json(), c.graph.to_json(), c.schedule.to_json(), seed]) for program, c in jobs]
-    return _kept(texts, lambda left: check([jobs[i] for i in left], seed))
+    text = dumps([program.to_json(), candidate.graph.to_json(), candidate.schedule.to_json(), seed])
+    return _kept(text, lambda: check.begun(program, candidate, seed))
 
 
 def interpreter_begins() -> None:
@@ -45,19 +44,23 @@ def interpreter_begins() -> None:
     begin()
 
 
-def sound_calls(candidate: Candidate, made: Sequence[KernelSource], seed: int) -> tuple[Candidate, int]:
-    """The candidate with the sources of its library kernels checked, one by one, and how many of them are wrong: torch is to
-    compute these. ``made`` are the sources of its blocks."""
+def sound_calls(candidate: Candidate, made: Sequence[KernelSource], seed: int) -> Callable[[], tuple[Candidate, int]]:
+    """Begin to check the sources of a candidate's library kernels, one by one. What is returned waits for that, and gives the
+    candidate and how many of them are wrong: torch is to compute these. ``made`` are the sources of its blocks."""
     graph = candidate.graph
     if not any(isinstance(k, LibraryKernel) and may_be_written(k.op) for k in graph.kernels):
-        return candidate, 0
+        return lambda: (candidate, 0)
     planned = plan(candidate, made)
     written = [k for k, s in zip(graph.kernels, planned.sources, strict=True) if s and isinstance(k, LibraryKernel)]
-    outcomes = _kept_calls([_alone(k, planned) for k in written], seed)
-    wrong = {k.output: k for k, outcome in zip(written, outcomes, strict=True) if not outcome.passed}
-    called = {n: replace(k, attrs=tuple(sorted((*k.attrs, (CALLED, "wrong"))))) for n, k in wrong.items()}
-    kernels = tuple(called.get(k.outputs[0], k) for k in graph.kernels)
-    return replace(candidate, graph=replace(graph, kernels=kernels)), len(wrong)
+    outcomes = [kept_call(_alone(k, planned), seed) for k in written]
+
+    def sound() -> tuple[Candidate, int]:
+        wrong = {k.output: k for k, outcome in zip(written, outcomes, strict=True) if not outcome().passed}
+        called = {n: replace(k, attrs=tuple(sorted((*k.attrs, (CALLED, "wrong"))))) for n, k in wrong.items()}
+        kernels = tuple(called.get(k.outputs[0], k) for k in graph.kernels)
+        return replace(candidate, graph=replace(graph, kernels=kernels)), len(wrong)
+
+    return sound
 
 
 def _alone(kernel: LibraryKernel, planned: Plan) -> KernelGraph:
@@ -69,29 +72,30 @@ def _alone(kernel: LibraryKernel, planned: Plan) -> KernelGraph:
     return KernelGraph(kernel.op, tuple(names[a] for a in dict.fromkeys(kernel.args)), (alone,), ("y",), tensors)
 
 
-def _kept_calls(graphs: Sequence[KernelGraph], seed: int) -> list[Check]:
-    from fuser.lower.check import check_call
+def kept_call(graph: KernelGraph, seed: int) -> Callable[[], Check]:
+    """The same as :func:`kept_check` of the only library kernel of a graph."""
+    from fuser.lower import check
 
-    return _kept([dumps([g.to_json(), seed]) for g in graphs], lambda left: (check_call(graphs[i], seed) for i in left))
+    return _kept(dumps([graph.to_json(), seed]), lambda: check.begun_call(graph, seed))
 
 
-def _kept(texts: Sequence[str], run: Callable[[Sequence[int]], Iterable[Check]]) -> list[Check]:
-    """The outcomes of the checks that the texts describe; those that are not known are ``run``, by their numbers."""
-    if not texts:
-        return []
+def _kept(text: str, begun: Callable[[], Callable[[], Check]]) -> Callable[[], Check]:
+    """The outcome of the check that the text describes, which is ``begun`` where it is not known."""
     from fuser.lower.checker import Check
 
     source = kept.source_hash("fuser.ir", "fuser.interpret", "fuser.lower")
     ran = " ".join(version_of(n) for n in ("triton", "torch", "numpy"))
-    files = [cache_dir("checks") / f"{kept.text_hash(source, ran, text)}.json" for text in texts]
-    found: dict[int, Check] = {}
-    for i, file in enumerate(files):
-        with suppress(*BAD_VALUE):
-            ((largest, error, extents, method),) = kept.read(file)
-            found[i] = Check(largest, error, tuple((k, v) for k, v in extents), method)
-    left = [i for i in range(len(texts)) if i not in found]
-    for i, outcome in zip(left, run(left) if left else (), strict=True):
-        found[i] = outcome
-        if outcome.passed:
-            kept.write(files[i], [outcome.max_error, outcome.error, outcome.extents, outcome.method])
-    return [found[i] for i in range(len(texts))]
+    file = cache_dir("checks") / f"{kept.text_hash(source, ran, text)}.json"
+    with suppress(*BAD_VALUE):
+        ((largest, error, extents, method),) = kept.read(file)
+        known = Check(largest, error, tuple((k, v) for k, v in extents), method)
+        return lambda: known
+    answer = begun()
+
+    def outcome() -> Check:
+        found = answer()
+        if found.passed:
+            kept.write(file, [found.max_error, found.error, found.extents, found.method])
+        return found
+
+    return outcome

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -35,7 +36,7 @@ from fuser.lower.triton_source import generate_graph
 from fuser.superopt.verify.verdict import Verdict
 from fuser.superopt.verify.verdicts import kept_verdict
 from fuser.superopt.verify.verdicts import known_verdict
-from search.kept_checks import kept_checks
+from search.kept_checks import kept_check
 from search.kept_checks import sound_calls
 from search.ranked import Ranked
 from search.ranked import Tuned
@@ -289,15 +290,18 @@ def realise(
         jobs = [(tuned[i].program, pending[i], device, left[i]) for i in todo]
         again: list[int] = []
         wrong: NoValidKernelError | None = None
+        asked: dict[int, tuple[Realised, Callable[[], Check], Callable[[], Realised]]] = {}
         for i, r in zip(todo, _outcomes(jobs, executor), strict=True):
             rejected[i].update(r.rejected)
             found[i] = mine = Realised(tuned[i], pending[i][r.at], r.verdict, r.artifacts)
             pending[i] = pending[i][r.at + 1 :]
             left[i] -= r.compiled
-            if not checked or mine.candidate.measured is not None:
-                continue
-            (outcome,) = kept_checks([(tuned[i].program, mine.candidate.candidate)], seed)
-            found[i] = with_sound_calls(replace(mine, check=outcome), seed)
+            if checked and mine.candidate.measured is None:
+                check = kept_check(tuned[i].program, mine.candidate.candidate, seed)
+                asked[i] = mine, check, sound_parts(mine, seed)
+        for i, (mine, check, sound) in asked.items():
+            outcome = check()
+            found[i] = replace(sound(), check=outcome)
             if not outcome.passed:
                 rejected[i][WRONG] += 1
                 again.append(i)
@@ -312,10 +316,13 @@ def realise(
     return [replace(r, rejected=dict(rejected[i] + Counter(r.rejected))) for i, r in enumerate(found) if r is not None]
 
 
-def with_sound_calls(realised: Realised, seed: int) -> Realised:
-    """With the sources of its library kernels checked: torch computes what a wrong one would."""
+def sound_parts(realised: Realised, seed: int) -> Callable[[], Realised]:
+    """Begin to check the sources of its library kernels: torch computes what a wrong one would. What is returned waits for it."""
     ranked = realised.candidate
-    sound, wrong = sound_calls(ranked.candidate, [a.source for a in realised.artifacts], seed)
-    if not wrong:
-        return realised
-    return replace(realised, candidate=replace(ranked, candidate=sound), rejected={WRONG: wrong})
+    calls = sound_calls(ranked.candidate, [a.source for a in realised.artifacts], seed)
+
+    def sound() -> Realised:
+        kept, wrong = calls()
+        return replace(realised, candidate=replace(ranked, candidate=kept), rejected={WRONG: wrong}) if wrong else realised
+
+    return sound

@@ -59,8 +59,9 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
 from fuser.lower.check_written import check_written
-from fuser.lower.checker import CHECKER
+from fuser.lower.checker import CHECKERS
 from fuser.lower.checker import IDLE
+from fuser.lower.checker import READY
 from fuser.lower.checker import Check
 from fuser.lower.checker import CheckerEnded
 from fuser.lower.reduced import at_reduced_sizes
@@ -202,37 +203,54 @@ def check(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int = 0) -> Ite
 
     A kernel that cannot run or that differs gives a :class:`Check` that has not passed; it never raises for a kernel's sake.
     """
-    if find_spec("torch") is None or find_spec("triton") is None:
-        for program, candidate in jobs:
-            yield _guarded(program, candidate, seed, "numpy")
-        return
     for program, candidate in jobs:
-        graph, schedule = candidate.graph.to_json(), candidate.schedule.to_json()
-        yield _asked(candidate.graph.name, {"program": program.to_json(), "graph": graph, "schedule": schedule, "seed": seed})
+        yield begun(program, candidate, seed)()
+
+
+def begun(program: TensorProgram, candidate: Candidate, seed: int = 0) -> Callable[[], Check]:
+    """Begin a check; what is returned waits for it."""
+    if not _interpreted():
+        return lambda: _guarded(program, candidate, seed, "numpy")
+    graph, schedule = candidate.graph.to_json(), candidate.schedule.to_json()
+    return _asked(candidate.graph.name, {"program": program.to_json(), "graph": graph, "schedule": schedule, "seed": seed})
+
+
+def _interpreted() -> bool:
+    return find_spec("torch") is not None and find_spec("triton") is not None
 
 
 def begin() -> None:
-    """Have the interpreter start, which is asked soon: it takes longer than most checks."""
-    if find_spec("torch") is not None and find_spec("triton") is not None:
-        CHECKER.begin()
+    """Have an interpreter start, which is asked soon: it takes longer than most checks."""
+    if _interpreted():
+        CHECKERS.begin()
 
 
 def check_call(graph: KernelGraph, seed: int = 0) -> Check:
     """Check the source of a library kernel, the only one of a graph, in the interpreter (:mod:`fuser.lower.check_written`)."""
-    if find_spec("torch") is None or find_spec("triton") is None:
-        return Check(0.0, 0.0, (), "none")
+    return begun_call(graph, seed)()
+
+
+def begun_call(graph: KernelGraph, seed: int = 0) -> Callable[[], Check]:
+    """The same, as :func:`begun` is to :func:`check`."""
+    if not _interpreted():
+        return lambda: Check(0.0, 0.0, (), "none")
     return _asked(graph.name, {"graph": graph.to_json(), "seed": seed})
 
 
-def _asked(name: str, job: dict[str, Any]) -> Check:
+def _asked(name: str, job: dict[str, Any]) -> Callable[[], Check]:
     entries = base64.b64encode(packed()).decode()
-    try:
-        a = json.loads(CHECKER.ask(json.dumps(job | {"entries": entries}), TIMEOUT))
-    except CheckerEnded as ended:
-        return Check(math.inf, math.inf, (), "triton", f"the interpreter ended before it checked {name!r}: {ended}")
-    if "refused" in a:
-        raise UsageError(*a["refused"])
-    return Check(a["max_error"], a["error"], tuple((k, v) for k, v in a["extents"]), a["method"], a["message"])
+    question = CHECKERS.put(json.dumps(job | {"entries": entries}), TIMEOUT)
+
+    def answer() -> Check:
+        try:
+            a = json.loads(CHECKERS.answer(question))
+        except CheckerEnded as ended:
+            return Check(math.inf, math.inf, (), "triton", f"the interpreter ended before it checked {name!r}: {ended}")
+        if "refused" in a:
+            raise UsageError(*a["refused"])
+        return Check(a["max_error"], a["error"], tuple((k, v) for k, v in a["extents"]), a["method"], a["message"])
+
+    return answer
 
 
 def _guarded(program: TensorProgram, candidate: Candidate, seed: int, method: str) -> Check:
@@ -251,6 +269,10 @@ def _outcome(run: Callable[[], Check], method: str = "triton") -> Check:
 
 def main() -> None:
     """Answer JSON jobs on standard input, one line each, until there is none for a while."""
+    import torch  # noqa: F401 - not at the first job
+    import triton.runtime.interpreter  # noqa: F401
+
+    print(READY, flush=True)
     while select.select([sys.stdin], [], [], IDLE)[0] and (line := sys.stdin.readline()):
         job = json.loads(line)
         unpack(base64.b64decode(job["entries"]))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING
 from typing import Any
@@ -30,6 +31,8 @@ def prepare(module: ModuleType) -> None:
     """Make a generated module run in the interpreter."""
     if hasattr(module, EXCHANGE):
         setattr(module, EXCHANGE, Exchanges(module))
+    _as_compiled()
+    _looks_up_once()
     _count_with_scalars()
     _maxima_of_a_gpu()
     _bfloat16_of_a_gpu()
@@ -87,6 +90,62 @@ def blocks_of(numbers: Sequence[int]) -> Iterator[None]:
 
 def _nothing(*_: Any) -> None:
     """What waiting for earlier kernels and prefetching are where one kernel runs after another."""
+
+
+@functools.cache
+def _as_compiled() -> None:
+    """Whole numbers that overflow wrap around, as on a GPU; asking each sum and product whether it does is half of the time."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+@functools.cache
+def _looks_up_once() -> None:
+    """What the interpreter finds again at each operation, and at each call of a function within a kernel: the types of shapes,
+    dtypes, and the members of the language in whose place it puts others."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    if not all(hasattr(interpreter, n) for n in ("_get_np_dtype", "_patch_lang", "_LangPatchScope", "tl")):
+        return
+    type_of, known = core._type_for_tuple_values, dict[tuple[int, ...], Any]()
+    dtype_of, dtypes = interpreter._get_np_dtype, dict[str, Any]()
+    patch, patched = interpreter._patch_lang, set[int]()
+
+    def type_of_shape(values: Any, fields: Any = None) -> Any:
+        shape = tuple([x.value if type(x) is core.constexpr else x for x in values])
+        if fields or any(type(n) is not int for n in shape):
+            return type_of(values, fields)
+        if shape not in known:
+            known[shape] = type_of(values)
+        return known[shape]
+
+    def dtype_of_scalar(scalar: Any) -> Any:
+        if type(scalar) is not core.dtype:  # a pointer
+            return dtype_of(scalar)
+        if scalar.name not in dtypes:
+            dtypes[scalar.name] = dtype_of(scalar)
+        return dtypes[scalar.name]
+
+    def patched_once(fn: Any) -> Any:
+        languages = {id(x) for x in fn.__globals__.values() if x is core or x is interpreter.tl}
+        if languages and languages <= patched:
+            return interpreter._LangPatchScope()  # within a kernel
+        patched.update(languages)
+        found = patch(fn)
+        restore = found.restore
+
+        def restored() -> None:
+            patched.clear()
+            restore()
+
+        found.restore = restored  # type: ignore[method-assign]
+        return found
+
+    core._type_for_tuple_values = type_of_shape
+    interpreter._get_np_dtype = dtype_of_scalar
+    interpreter._patch_lang = patched_once
 
 
 @functools.cache

@@ -67,8 +67,8 @@ from search.ranked import Ranked
 from search.ranked import Tuned
 from search.realise import Realised
 from search.realise import realise
+from search.realise import sound_parts
 from search.realise import verified
-from search.realise import with_sound_calls
 from search.stages import Say
 from search.stages import Stages
 from search.stages import silent
@@ -203,9 +203,9 @@ def _chosen(
     def kernels(wanted: list[Tuned]) -> list[Realised]:
         return realise(wanted, device, pricing.executor, checked, pricing.seed) if compiled else [verified(t) for t in wanted]
 
-    def standing(one: Tuned) -> Realised:
+    def standing(one: Tuned) -> Callable[[], Realised]:
         made = as_it_stands(one)
-        return with_sound_calls(made, pricing.seed) if compiled and checked else made
+        return sound_parts(made, pricing.seed) if compiled and checked else lambda: made
 
     while True:
         stages.begin("choice", f"choosing among {counted(len(offers.tuned), 'candidate')} with a kernel")
@@ -281,24 +281,23 @@ def _realise(
     tuned: Mapping[Part, Tuned],
     done: dict[str, Realised],
     kernels: Callable[[list[Tuned]], list[Realised]],
-    standing: Callable[[Tuned], Realised],
+    standing: Callable[[Tuned], Callable[[], Realised]],
 ) -> frozenset[str]:
-    """Puts what ``kernels`` makes of each chosen part, or ``standing`` of one without blocks, into ``done``, by its key: equal
-    ones are verified, compiled and checked once. Returns the keys of those of which no candidate holds."""
+    """Puts what ``kernels`` makes of each chosen part, or ``standing`` begins of one without blocks, into ``done``, by its key:
+    equal ones are verified, compiled and checked once. Returns the keys of those of which no candidate holds."""
     distinct = {k: tuned[p] for p in chosen.parts if (k := p.key) not in done}
-    done |= {k: standing(t) for k, t in distinct.items() if _stands(t)}
-    left = {k: t for k, t in distinct.items() if k not in done}
+    begun = {k: standing(t) for k, t in distinct.items() if _stands(t)}
+    left = {k: t for k, t in distinct.items() if k not in begun}
+    failed = set[str]()
     try:
         done |= dict(zip(left, kernels(list(left.values())), strict=True))
-        return frozenset()
     except (NoValidKernelError, UnsupportedError):
-        pass
-    failed = set[str]()
-    for key, one in left.items():
-        try:
-            (done[key],) = kernels([one])
-        except (NoValidKernelError, UnsupportedError):
-            failed.add(key)
+        for key, one in left.items():
+            try:
+                (done[key],) = kernels([one])
+            except (NoValidKernelError, UnsupportedError):
+                failed.add(key)
+    done |= {key: made() for key, made in begun.items()}
     return frozenset(failed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,9 +32,9 @@ def test_torch_computes_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     program = b.build(y=b.op("concat", x, w, axis=0).transpose(1, 0) * 0.7)
     tensors = tuple(program[n] for n in "xwy")
     candidate = Candidate(KernelGraph("g", ("x", "w"), by_elements(program), ("y",), tensors), Schedule(()))
-    assert kept_checks.sound_calls(candidate, (), 0) == (candidate, 0)
-    monkeypatch.setattr(kept_checks, "_kept_calls", lambda graphs, seed: [WRONG for _ in graphs])
-    other, wrong = kept_checks.sound_calls(candidate, (), 0)
+    assert kept_checks.sound_calls(candidate, (), 0)() == (candidate, 0)
+    monkeypatch.setattr(kept_checks, "kept_call", lambda graph, seed: lambda: WRONG)
+    other, wrong = kept_checks.sound_calls(candidate, (), 0)()
     assert wrong == 1
     run = Executable(other.graph, other.schedule, device="cpu")
     assert run.plan.sources == (None,)
@@ -50,11 +51,11 @@ def test_a_model_says_what_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel of elements of a model is asked for once, and what is wrong counts."""
     asked: list[KernelGraph] = []
 
-    def wrong(graphs: list[KernelGraph], seed: int) -> list[Check]:
-        asked.extend(graphs)
-        return [WRONG for _ in graphs]
+    def wrong(graph: KernelGraph, seed: int) -> Callable[[], Check]:
+        asked.append(graph)
+        return lambda: WRONG
 
-    monkeypatch.setattr(kept_checks, "_kept_calls", wrong)
+    monkeypatch.setattr(kept_checks, "kept_call", wrong)
     xs = torch.randn(64, 64), torch.randn(64, 64)
     made = fuser.compile(Turned(), xs, target="h200")
     assert len(asked) == 1

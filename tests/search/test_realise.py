@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from fuser.workloads import workload
 from search import realise as realising
 from search.ranked import Ranked
 from search.realise import NOT_VERIFIED
-from search.realise import kept_checks
+from search.realise import kept_check
 from search.realise import realise
 from search.tune import tune_fast
 from tests.builders import chain
@@ -159,12 +160,12 @@ def test_a_check_that_was_passed_is_kept_and_one_that_failed_is_not(tmp_path: Pa
     winner = tune_fast(program, load_device("h200")).winner.candidate
     good, bad = Check(1e-3, 1e-4, (("m", 64),), "triton"), Check(1.0, 1.0, (), "triton", "it differs")
     answers = [bad, good]
-    monkeypatch.setattr("fuser.lower.check.check", lambda jobs, seed: [answers.pop(0) for _ in jobs])
-    assert kept_checks([(program, winner)], 0) == [bad]
-    assert kept_checks([(program, winner)], 0) == [good]
-    assert kept_checks([(program, winner)], 0) == [good], "it is not asked for again"
+    monkeypatch.setattr("fuser.lower.check.begun", lambda *_: lambda: answers.pop(0))
+    assert kept_check(program, winner, 0)() == bad
+    assert kept_check(program, winner, 0)() == good
+    assert kept_check(program, winner, 0)() == good, "it is not asked for again"
     answers.append(bad)
-    assert kept_checks([(program, winner)], 1) == [bad], "of another seed it is"
+    assert kept_check(program, winner, 1)() == bad, "of another seed it is"
 
 
 def test_behind_a_wrong_result_another_structure_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,10 +177,10 @@ def test_behind_a_wrong_result_another_structure_is_next(monkeypatch: pytest.Mon
     ranked = replace(tuned, runners=(*(r for r in tuned.runners if r.graph == first), *[tuned.winner] * realising.TRIES, other))
     asked: list[KernelGraph] = []
 
-    def checked(jobs: Any, seed: int) -> list[Check]:
-        asked.extend(c.graph for _, c in jobs)
-        return [Check(0.0, 0.0, (), "triton", "wrong" if c.graph == first else "") for _, c in jobs]
+    def checked(_: Any, candidate: Candidate, seed: int) -> Callable[[], Check]:
+        asked.append(candidate.graph)
+        return lambda: Check(0.0, 0.0, (), "triton", "wrong" if candidate.graph == first else "")
 
-    monkeypatch.setattr(realising, "kept_checks", checked)
+    monkeypatch.setattr(realising, "kept_check", checked)
     (found,) = realise([ranked], load_device("h200"))
     assert (asked, found.candidate.graph) == ([first, other.graph], other.graph)
