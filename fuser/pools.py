@@ -36,7 +36,7 @@ from fuser.interrupts import without_interrupts
 from fuser.ir import added
 
 R = TypeVar("R")
-MOST = 8
+MOST = 16
 """Children of one call at most."""
 
 

@@ -33,6 +33,7 @@ from fuser.runtime.torch_program import run_program
 from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import accepted
+from search.ahead import Ahead
 from search.beside import DOUBTED
 from search.beside import FAR_AHEAD
 from search.beside import file_of
@@ -54,6 +55,7 @@ from search.cover.model import as_it_stands
 from search.cover.model import compile_model
 from search.cover.offers import Pricing
 from search.cover.shown import moves_only
+from search.cover.theirs import LARGEST
 from search.cover.theirs import left
 from search.cover.theirs import limit
 from search.cover.theirs import only_theirs
@@ -78,6 +80,9 @@ from search.tuner.tasks import Task
 if TYPE_CHECKING:
     from fuser.frontends.torch_whole import Traced
 
+ENOUGH = 4
+"""Cores from which on torch's compiler begins while kernels are priced."""
+
 
 def check_products(program: TensorProgram) -> None:
     """Raises :class:`UnsupportedError` naming a product of float64: there are neither kernels nor rates for these."""
@@ -101,24 +106,39 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
             found = _rival(known, spec, device, how, (before.theirs_graph or before.theirs_calls) * 1e-6)
             found.beside = before
             return found
-    found = _by_prices(known, spec, device, how, DOUBTED)
-    if before is None and found.traced is None:
-        return _faster(found, known, spec, how, file)
+    ahead = _begun(known, spec, device, how) if before is None else None
+    try:
+        found = _by_prices(known, spec, device, how, DOUBTED, ahead)
+        if before is None and found.traced is None:
+            return _faster(found, known, spec, how, file, ahead)
+    finally:
+        if ahead is not None:
+            ahead.stop()
     found.beside = before
     return found
 
 
-def _faster(found: CompiledProgram, known: Imported, spec: Device, how: How, file: Path | None) -> CompiledProgram:
+def _begun(known: Imported, spec: Device, device: str | None, how: How) -> Ahead[CompiledProgram] | None:
+    """All of it by torch's compiler, begun while other processes price and compile what is chosen; None where there are few
+    cores, or it is likely too large to be measured."""
+    if cores() < ENOUGH or sum(not moves_only(n) for n in known.program.nodes) > LARGEST:
+        return None
+    return Ahead(partial(_rival, known, spec, device, how, nan))
+
+
+def _faster(
+    found: CompiledProgram, known: Imported, spec: Device, how: How, file: Path | None, ahead: Ahead[CompiledProgram] | None
+) -> CompiledProgram:
     """What was chosen, or torch's compiler, as both run; what was chosen where the other one is too large, or does not run."""
-    price = wholly(known.program, spec)
-    ahead = price is not None and found.realised.candidate.seconds < FAR_AHEAD * price.winner.seconds
+    price, seconds = wholly(known.program, spec), found.realised.candidate.seconds
+    clear = price is not None and seconds < FAR_AHEAD * price.winner.seconds
     large = sum(not moves_only(n) for n in known.program.nodes) > most_measured([found.plan])
-    if (ahead or large) and not measures(how.tuning.effort):
+    if (clear or large) and not measures(how.tuning.effort):
         return found
     how.say("measuring beside torch's compiler")
     stopped = (KeyboardInterrupt,) if measures(how.tuning.effort) else ()  # what a search has found is not lost
     with suppress(Exception, *stopped):  # out of memory, say
-        other = _rival(known, spec, found.device, how, found.realised.candidate.seconds)
+        other = _rival(known, spec, found.device, how, seconds, ahead)
         values = _values(known, how.examples or {}, found.device)
         both = partial(found.by_name, values), partial(other.by_name, values)
         assert known.traced is not None
@@ -146,11 +166,17 @@ def _values(known: Imported, examples: Mapping[str, Any], device: str | None) ->
     return {name: x.to(device) for name, x in {**examples, **{places[p]: x for p, x in found.items()}}.items()}
 
 
-def _rival(known: Imported, spec: Device, device: str | None, how: How, seconds: float) -> CompiledProgram:
-    """All of it by torch's compiler."""
+def _rival(
+    known: Imported, spec: Device, device: str | None, how: How, seconds: float, ahead: Ahead[CompiledProgram] | None = None
+) -> CompiledProgram:
+    """All of it by torch's compiler; ``ahead``: that was begun before."""
     if (tuned := rival(known.program, spec, seconds)) is None:
         raise UnsupportedError(f"{known.program.name!r} is nothing that torch's compiler takes as a whole")
-    return _of_one(known, spec, device, how, as_it_stands(tuned), known.traced)
+    if ahead is None:
+        return _of_one(known, spec, device, how, as_it_stands(tuned), known.traced)
+    found = ahead.result()
+    found.realised = as_it_stands(tuned)
+    return found
 
 
 def _of_one(
@@ -172,8 +198,16 @@ def _of_one(
     )
 
 
-def _by_prices(known: Imported, spec: Device, device: str | None, how: How, times: float = 1.0) -> CompiledProgram:
-    """As the model alone decides; a plan may take so many ``times`` as long as is wanted of it else."""
+def _by_prices(
+    known: Imported,
+    spec: Device,
+    device: str | None,
+    how: How,
+    times: float = 1.0,
+    ahead: Ahead[CompiledProgram] | None = None,
+) -> CompiledProgram:
+    """As the model alone decides; a plan may take so many ``times`` as long as is wanted of it else. ``ahead``: what torch's
+    compiler makes of all of it was begun before."""
     check_device(spec)
     check_products(known.program)
     jobs, waiting, model = cores() if how.jobs is None else how.jobs, None, None
@@ -186,6 +220,8 @@ def _by_prices(known: Imported, spec: Device, device: str | None, how: How, time
         done = as_it_stands(tuned) if tuned is theirs else made(tuned, spec, device, how)
         if theirs is not None and tuned is not theirs and left(theirs, tuned, done.artifacts):
             return whole(theirs)
+        if tuned is theirs and ahead is not None:
+            return _rival(known, spec, runs, how, tuned.winner.seconds, ahead)
         return _of_one(known, spec, runs, how, done, known.traced if tuned is theirs else None)
 
     if not is_model(known.program):

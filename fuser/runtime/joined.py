@@ -8,6 +8,7 @@ torch's own are older. What fails there leaves the calls as they are.
 from __future__ import annotations
 
 import operator
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Collection
@@ -59,6 +60,9 @@ SHORT = 512
 """Extent of an axis up to which the compiler sorts within its own kernels."""
 SECONDS = 120.0
 """Time after which no further piece of a program is compiled."""
+
+_ONE = threading.RLock()
+"""Torch's compiler is for one thread at a time."""
 
 Run = Callable[..., Any]
 
@@ -123,7 +127,7 @@ def joined(
     ``examples`` of the inputs, by name. A piece that is all of it does what the ``original`` does."""
     import torch
 
-    until, made = time.monotonic() + SECONDS, dict[Any, Run | None]()
+    made = dict[Any, Run | None]()
 
     def like(piece: Piece) -> list[Any]:
         found = []
@@ -163,11 +167,15 @@ def joined(
         return (whole and built(whole)) or [*pieces(numbers[:half]), *pieces(numbers[half:])]
 
     every = tuple(range(len(plan.launched)))
-    if original is not None and (one := _piece(plan, every, table)) is not None and one.whole and not one.writes:
-        run, trained = original.function(one.reads, one.makes, device), tuple(n in original.trained for n in one.reads)
-        if run is not None and (found := built(replace(one, run=run, key="original", trained=trained, padded=original.padded))):
-            return found
-    return [p for numbers in _following(plan, alone) for p in pieces(numbers)]
+    with _ONE:
+        until = time.monotonic() + SECONDS
+        if original is not None and (one := _piece(plan, every, table)) is not None and one.whole and not one.writes:
+            run, trained = original.function(one.reads, one.makes, device), tuple(n in original.trained for n in one.reads)
+            if run is not None:
+                whole = replace(one, run=run, key="original", trained=trained, padded=original.padded)
+                if found := built(whole):
+                    return found
+        return [p for numbers in _following(plan, alone) for p in pieces(numbers)]
 
 
 def _following(plan: Plan, among: Mapping[int, Piece]) -> list[tuple[int, ...]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from pathlib import Path
@@ -149,8 +151,13 @@ class Gated(torch.nn.Module):
         return torch.relu(self.up(x)).sum(-1)
 
 
+@pytest.mark.parametrize("early", [1, 99])
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_module_has_what_was_the_faster(timed: Callable[[float, float], list[str]], ours: bool) -> None:
+def test_a_module_has_what_was_the_faster(
+    timed: Callable[[float, float], list[str]], monkeypatch: pytest.MonkeyPatch, ours: bool, early: int
+) -> None:
+    """Whether torch's compiler begins before our kernels are there, or after that."""
+    monkeypatch.setattr(choose, "ENOUGH", early)
     module, x = Gated().eval(), torch.randn(8, 16)
     seen = timed(3.0, 4.0 if ours else 2.0)
     with torch.no_grad():
@@ -159,10 +166,34 @@ def test_a_module_has_what_was_the_faster(timed: Callable[[float, float], list[s
         assert bool(run.graph.blocks) is ours
         assert run.beside is not None
         assert ("ours are taken" if ours else "those are taken") in " ".join(run.explain().split())
+        assert "nan" not in run.explain()
         assert torch.allclose(run(x), module(x), atol=1e-3)
         instant = fuser.compile(module, (x,), device="cpu", checked=False, effort="instant")
         assert instant.beside is None
         assert len(seen) == 4
+
+
+def test_what_was_begun_is_given_up_where_no_plan_is_made(
+    timed: Callable[[float, float], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed(3.0, 4.0)
+    begun: list[threading.Thread] = []
+
+    def rival(*_: Any) -> Any:
+        begun.append(threading.current_thread())
+        while True:
+            time.sleep(0.01)
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(choose, "ENOUGH", 1)
+    monkeypatch.setattr(choose, "_rival", rival)
+    monkeypatch.setattr(choose, "_by_prices", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fuser.compile(Gated().eval(), (torch.randn(8, 16),), device="cpu", checked=False)
+    begun[0].join(20.0)
+    assert not begun[0].is_alive()
 
 
 @pytest.mark.parametrize("ours", [True, False])
