@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +11,33 @@ from typing import Generic
 from typing import TypeVar
 
 R = TypeVar("R")
+
+
+TURN = 0.0002
+"""Seconds after which a thread that computes lets the other one go on: each call of that to the system would wait as long."""
+
+
+class _Turns:
+    """Threads take short turns as long as one of them works ahead."""
+
+    def __init__(self) -> None:
+        self.lock, self.count, self.before = threading.Lock(), 0, 0.0
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.count:
+                self.before = sys.getswitchinterval()
+                sys.setswitchinterval(min(self.before, TURN))
+            self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.count -= 1
+            if not self.count:
+                sys.setswitchinterval(self.before)
+
+
+_TURNS = _Turns()
 
 
 class Ahead(Generic[R]):
@@ -21,7 +49,7 @@ class Ahead(Generic[R]):
         self._thread.start()
 
     def _run(self) -> None:
-        with suppress(SystemExit):  # it is given up
+        with suppress(SystemExit), _TURNS:  # it is given up
             try:
                 self._found.append(self._work())
             except Exception as error:  # noqa: BLE001 - it is raised where the result is asked for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import suppress
 
@@ -15,7 +16,10 @@ def test_the_result_is_waited_for() -> None:
         time.sleep(0.05)
         return 3
 
-    assert Ahead(work).result() == 3
+    before = sys.getswitchinterval()
+    several = [Ahead(work) for _ in range(3)]
+    assert [begun.result() for begun in several] == [3, 3, 3]
+    assert sys.getswitchinterval() == before
 
 
 def test_what_the_work_raises_is_raised_where_it_is_asked_for() -> None:
