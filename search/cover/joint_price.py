@@ -16,6 +16,7 @@ from fuser.ir.program import TensorProgram
 from search.cover.folds import UNROLLED
 from search.cover.folds import along_rows
 from search.cover.folds import at_the_end
+from search.cover.folds import folds_last
 from search.cover.folds import further_passes
 from search.cover.folds import is_fold
 from search.cover.folds import is_long
@@ -91,6 +92,7 @@ def joint_seconds(program: TensorProgram, device: Device, doubted: bool = False)
     moved += [0.0] * kernels
     moved += [SECTOR * program[n.output].elements for n in inner if _scans_across(program, n, device)]
     moved += [SECTOR * x for n in inner if is_fold(program, n) for x in _turned_beside(program, n)]
+    moved += [SECTOR * program[n].elements for n in program.outputs if _leaves_turned(program, n)]
     written = _cut_apart(program)
     moved += [2 * program[n].nbytes for n in written]
     waits = constants_of(device).wait * sum(_in_turn(program, n) for n in folds)
@@ -199,6 +201,20 @@ def _turned_beside(program: TensorProgram, node: Node) -> list[int]:
         else:
             left += front.inputs
     return across if along else []
+
+
+def _leaves_turned(program: TensorProgram, name: str) -> bool:
+    """Whether a large result leaves with its rows as columns, of a kernel that folds as large rows: blocks of that have one row.
+    Of 100 maps of 209 × 209 for each of three proteins that leave the maps last an H200 took 850 µs, 322 where they do not."""
+    many = program[name].elements
+    while (node := program.producers.get(name)) is not None and moves_only(node):
+        if node.op == "transpose" and node.attr["perm"][-1] != len(node.attr["perm"]) - 1:
+            rows = (n for n in program.nodes if is_fold(program, n) and folds_last(program, n))
+            return program[name].nbytes * program[name].shape[-1] > SECTOR * many and any(
+                program[n.inputs[0]].elements >= many for n in rows
+            )
+        name = node.inputs[0]
+    return False
 
 
 def _turned_windows(program: TensorProgram) -> bool:

@@ -202,6 +202,17 @@ def test_rows_that_are_folded_beside_columns_are_read_by_sectors() -> None:
     assert us(True, False) == us(False, False)  # whose rows are columns is read along them
 
 
+def test_rows_that_leave_as_columns_of_what_folds_rows_are_written_by_sectors() -> None:
+    def us(folds: bool, turned: bool) -> float:
+        b = Builder("maps")
+        x = b.input("x", (3, 100, 209, 209), "float32")
+        y = x / b.op("sum", b.op("abs", x), axis=(3,), keepdims=True) if folds else b.op("tanh", b.op("abs", x))
+        return 1e6 * (joint_seconds(b.build(Y=y.transpose(0, 2, 3, 1) if turned else y), H200) or 0.0)
+
+    assert us(False, True) == us(False, False)
+    assert us(True, False) < 70 < 110 < us(True, True)
+
+
 def test_attention_step_by_step_moves_its_scores() -> None:
     b = Builder("attention", "float32")
     q, k, v = (b.input(n, (256, 400, 32)) for n in "QKV")
