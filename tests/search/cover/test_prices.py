@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 from typing import TypeVar
@@ -19,6 +21,7 @@ from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.opdef import JOINED
+from search.cover import offers
 from search.cover import prices
 from search.cover.joint_price import joint_seconds
 from search.cover.parts import Part
@@ -139,6 +142,24 @@ def test_whole_numbers_that_are_compared_are_no_places() -> None:
         return joint_seconds(b.build(Z=b.op("tanh", b.op("sum", same, axis=(1,)))), H200) or 0.0
 
     assert abs(counted("int64") - counted("float32")) < 5e-6
+
+
+def test_what_holds_a_part_that_takes_longer_by_far_is_left() -> None:
+    b = Builder("attention")
+    q, k, v = (b.input(n, (8, 128, 64)) for n in "QKV")
+    program = b.build(Y=b.op("scale", b.softmax(b.op("tanh", q) @ k.T) @ v, scalar=2))
+    names = [n.output for n in program.nodes]
+    inner, outer = (p for p in parts(program, [frozenset(names)]) if sum(n.products for n in p.program.nodes) == 2)
+    (tuned,) = priced([inner], H200).values()
+    takes = tuned.winner.seconds
+
+    def left(times: float, found: Mapping[Part, Tuned]) -> list[Part]:
+        worth = {p.program.stable_hash(): takes * times for p in (inner, outer)}
+        return offers._hopeful([inner, outer], worth, found)
+
+    assert left(1.0, {inner: tuned}) == left(inf, {inner: tuned}) == [inner, outer]
+    assert left(0.4, {}) == [inner, outer], "nothing is known"
+    assert left(0.4, {inner: tuned}) == [inner], "which holds none"
 
 
 class Elsewhere(Executor):
