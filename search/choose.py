@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from contextlib import nullcontext
 from contextlib import suppress
@@ -123,7 +124,9 @@ def _begun(known: Imported, spec: Device, device: str | None, how: How) -> Ahead
     cores, or it is likely too large to be measured."""
     if cores() < ENOUGH or sum(not moves_only(n) for n in known.program.nodes) > LARGEST:
         return None
-    return Ahead(partial(_rival, known, spec, device, how, nan))
+    # the rest of this module sends its own to other processes, while what objects remember of themselves must not grow
+    program, target = pickle.loads(pickle.dumps((known.program, spec)))
+    return Ahead(partial(_rival, replace(known, program=program), target, device, how, nan))
 
 
 def _faster(

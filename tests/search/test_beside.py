@@ -173,6 +173,34 @@ def test_a_module_has_what_was_the_faster(
         assert len(seen) == 4
 
 
+def test_what_is_begun_has_a_program_of_its_own(
+    timed: Callable[[float, float], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which remembers what it is asked while the other one is sent to processes."""
+    timed(3.0, 4.0)
+    seen: list[Any] = []
+    rival, by_prices = choose._rival, choose._by_prices
+
+    def early(known: Any, spec: Any, *rest: Any) -> Any:
+        if not rest[3:]:
+            seen.append((known.program, spec))
+        return rival(known, spec, *rest)
+
+    def late(known: Any, spec: Any, *rest: Any) -> Any:
+        seen.append((known.program, spec))
+        return by_prices(known, spec, *rest)
+
+    monkeypatch.setattr(choose, "ENOUGH", 1)
+    monkeypatch.setattr(choose, "_rival", early)
+    monkeypatch.setattr(choose, "_by_prices", late)
+    fuser.compile(Gated().eval(), (torch.randn(8, 16),), device="cpu", checked=False)
+    (one, first), (other, second) = seen
+    assert (one, first) == (other, second)
+    assert one is not other
+    assert first is not second
+    assert not {*map(id, one.nodes)} & {*map(id, other.nodes)}
+
+
 def test_what_was_begun_is_given_up_where_no_plan_is_made(
     timed: Callable[[float, float], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
