@@ -272,6 +272,19 @@ def _at_hand(job: _Job) -> _Outcome | None:
     return None
 
 
+def compiled_candidates(tuned: Sequence[Tuned], device: Device, executor: Executor) -> list[Ranked | None]:
+    """Of each the candidate that :func:`realise` compiles first and keeps, not checked; None where there is none."""
+    jobs = [(t.program, (t.winner, *t.runners), device, TRIES) for t in tuned]
+    places = executor.map(_place, jobs)
+    return [None if at is None else candidates[at] for at, (_, candidates, _, _) in zip(places, jobs, strict=True)]
+
+
+def _place(job: _Job) -> int | None:
+    with suppress(FuserError):
+        return _compiled(job).at
+    return None
+
+
 def realise(
     tuned: Sequence[Tuned], device: Device, executor: Executor | None = None, checked: bool = True, seed: int = 0
 ) -> list[Realised]:

@@ -13,6 +13,7 @@ from dataclasses import field
 from dataclasses import replace
 from functools import cached_property
 from functools import partial
+from typing import Any
 
 from cost_model.names import CHAINED
 from fuser.device import Device
@@ -66,6 +67,7 @@ from search.libraries import with_libraries
 from search.ranked import Ranked
 from search.ranked import Tuned
 from search.realise import Realised
+from search.realise import compiled_candidates
 from search.realise import realise
 from search.realise import sound_parts
 from search.realise import verified
@@ -91,6 +93,8 @@ def as_it_stands(tuned: Tuned) -> Realised:
 
 WORSE = 1.02
 """How many times its price a part that was compiled takes from which on it is chosen again among all."""
+ALIKE = 16
+"""Parts that are compiled with one that takes longer than its price, at most."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,7 @@ def _chosen(
         stages.begin("kernels", f"{'compiling and checking' if compiled else 'verifying'} {distinct}")
         failed = _realise(chosen, offers.tuned, done, kernels, standing)
         if not failed and known is None and (dearer := _dearer(chosen, offers, done)) is not offers:
-            offers = dearer
+            offers = _and_alike(chosen, offers, dearer, done, pricing) if compiled else dearer
             if (other := _within(offers)) is None or {*other.parts} != {*chosen.parts}:
                 continue
         if not failed:
@@ -309,6 +313,29 @@ def _dearer(chosen: Cover, offers: Offers, done: Mapping[str, Realised]) -> Offe
     if not worse:
         return offers
     return replace(offers, tuned={p: replace(t, winner=made[p.key]) if p.key in worse else t for p, t in offers.tuned.items()})
+
+
+def _and_alike(chosen: Cover, before: Offers, offers: Offers, done: Mapping[str, Realised], pricing: Pricing) -> Offers:
+    """The offers, in which some parts are dearer than ``before``, with others of the same products compiled as well: they
+    probably spill too, and each would be chosen next. Where there are other processes, at once."""
+    if pricing.executor is None:
+        return offers
+    worse = {_products(p): offers.tuned[p].winner.seconds for p in chosen.parts if offers.tuned[p] is not before.tuned[p]}
+    left: dict[str, Tuned] = {}
+    for part, tuned in sorted(offers.tuned.items(), key=lambda x: x[1].winner.seconds):
+        alike = tuned.winner.seconds < worse.get(_products(part), 0.0) and tuned.winner.measured is None
+        if alike and part.key not in done and not _stands(tuned) and len(left) < ALIKE:
+            left[part.key] = tuned
+    made = dict(zip(left, compiled_candidates(list(left.values()), pricing.device, pricing.executor), strict=True))
+    dearer = {k: r for k, r in made.items() if r is not None and r.seconds > WORSE * left[k].winner.seconds}
+    tuned = {p: replace(t, winner=dearer[p.key]) if p.key in dearer else t for p, t in offers.tuned.items()}
+    return replace(offers, tuned=tuned) if dearer else offers
+
+
+def _products(part: Part) -> tuple[Any, ...]:
+    """What a part multiplies: equal for those that differ in what stands in front of it and behind."""
+    program = part.program
+    return tuple(sorted((n.op, program[n.output].shape, program[n.output].dtype) for n in program.nodes if n.products))
 
 
 def _stands(tuned: Tuned) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from search.cover.offers import Pricing
+from search.cover.offers import best_form
+from search.cover.offers import forms
 
 torch = pytest.importorskip("torch")
 
@@ -18,6 +22,7 @@ from fuser.device import load_device  # noqa: E402
 from fuser.errors import NoValidKernelError  # noqa: E402
 from fuser.frontends.torch_export import from_torch  # noqa: E402
 from fuser.interpret.reference import interpret  # noqa: E402
+from fuser.ir.builder import Builder  # noqa: E402
 from fuser.ir.mugraph import BlockGraph  # noqa: E402
 from fuser.ir.mugraph import LibraryKernel  # noqa: E402
 from fuser.lower import compile as compiling  # noqa: E402
@@ -300,3 +305,36 @@ def test_a_part_that_takes_longer_than_its_price_once_it_is_compiled_is_chosen_a
     model = compile_model(known.program, known.params, price, compiled=False, checked=False)
     assert max(products) > 1
     assert all(sum(n.contracts for n in p.program.nodes) == 1 for p in model.cover.parts)
+
+
+def test_parts_of_the_same_products_are_compiled_with_one_that_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would be chosen next, and take longer as well."""
+    from search.cover import model as chosen
+
+    b = Builder("two")
+    x, w, v = b.input("X", (4096, 64)), b.input("W", (64, 2048)), b.input("V", (2048, 2048))
+    program = b.build(Y=b.op("sqrt", b.op("square", b.op("tanh", x @ w))) @ v)
+    alone = Pricing(load_device("h200"), libraries=False)
+    pricing = replace(alone, executor=Executor())
+    offers = best_form(forms(program, {}, alone), alone)
+    cover = offers.cheapest
+    slow = next(p for p in cover.parts if any(n.products for n in p.program.nodes))
+    made: dict[str, Any] = {p.key: SimpleNamespace(candidate=offers.tuned[p].winner) for p in cover.parts}
+    made[slow.key] = SimpleNamespace(candidate=replace(offers.tuned[slow].winner, estimate=1.0))
+    asked: list[Any] = []
+
+    def compiled(several: Any, *_: Any) -> list[Any]:
+        asked.extend(several)
+        return [replace(t.winner, estimate=10 * t.winner.estimate) for t in several]
+
+    monkeypatch.setattr(chosen, "compiled_candidates", compiled)
+    dearer = chosen._dearer(cover, offers, made)
+    found = chosen._and_alike(cover, offers, dearer, made, pricing)
+    kin = [p for p in offers.tuned if chosen._products(p) == chosen._products(slow) and p.key not in made]
+    kin = [p for p in kin if not chosen._stands(offers.tuned[p])]
+    assert kin
+    assert len(asked) == len({p.key for p in kin})
+    for p, tuned in found.tuned.items():
+        times = 10 if p in kin else 1
+        assert tuned.winner.seconds == pytest.approx(times * dearer.tuned[p].winner.seconds)
+    assert chosen._and_alike(cover, offers, dearer, made, replace(pricing, executor=None)) is dearer
