@@ -121,8 +121,11 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
 
 def _begun(known: Imported, spec: Device, device: str | None, how: How) -> Ahead[CompiledProgram] | None:
     """All of it by torch's compiler, begun while other processes price and compile what is chosen; None where there are few
-    cores, or it is likely too large to be measured."""
-    if cores() < ENOUGH or sum(not moves_only(n) for n in known.program.nodes) > LARGEST:
+    cores, where something is measured meanwhile, where that compiler waits for this thread, or where all is likely too large."""
+    from torch._guards import CompileContext
+
+    large = sum(not moves_only(n) for n in known.program.nodes) > LARGEST
+    if cores() < ENOUGH or measures(how.tuning.effort) or CompileContext.try_get() is not None or large:
         return None
     # the rest of this module sends its own to other processes, while what objects remember of themselves must not grow
     program, target = pickle.loads(pickle.dumps((known.program, spec)))

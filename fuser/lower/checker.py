@@ -24,6 +24,8 @@ IDLE = 300.0
 """Seconds without a job after which one ends by itself."""
 READY = '{"ready": true}'
 """What it says when it can be asked."""
+STARTING = 300.0
+"""Seconds that it may take to start."""
 MOST = 4
 """Processes at most; as many as are half of the cores, since kernels are compiled meanwhile."""
 WAITING = 2
@@ -131,20 +133,22 @@ class Checkers:
 
     def _hand_out(self) -> None:
         """Gives what waits to those that are free; starts another where too many wait."""
-        for one in [x for x in self._there if x.question is None and x.ended]:
+        for one in [x for x in self._there if x.free and x.ended]:
             self._end(one)
         for one in self._there:
             if self._waiting and one.free:
                 one.take(self._waiting.popleft())
         starting = sum(not x.ready for x in self._there)
-        if not self._there or (len(self._waiting) >= WAITING * (starting + 1) and len(self._there) < self.most):
+        if not self._there:
             self._there.append(_Process())
+        elif len(self._waiting) >= WAITING * (starting + 1) and len(self._there) < self.most:
+            with suppress(OSError):  # one more is no need
+                self._there.append(_Process())
 
     def _listen(self) -> None:
         """Until one of them says something, or has had its time."""
-        until = min((x.until for x in self._there if x.question), default=math.inf)
-        left = max(0.0, until - time.monotonic()) if until < math.inf else None
-        heard, _, _ = select.select([x for x in self._there if not x.free], [], [], left)
+        busy = [x for x in self._there if not x.free]
+        heard, _, _ = select.select(busy, [], [], max(0.0, min(x.until for x in busy) - time.monotonic()))
         for one in heard:
             said, asked = one.said(), one.question
             if said == READY + "\n" and not one.ready:
@@ -162,9 +166,10 @@ class Checkers:
                     self._waiting.appendleft(asked)
                 elif asked:
                     asked.error = why
-        for one in [x for x in self._there if x.question and x.until <= time.monotonic() and x not in heard]:
-            assert one.question is not None
-            one.question.error = f"no answer within {one.question.seconds:.0f} s"
+        for one in [x for x in busy if x not in heard and x.until <= time.monotonic()]:
+            late = one.question or (self._waiting.popleft() if self._waiting else None)
+            if late:
+                late.error = f"no answer within {late.seconds:.0f} s"
             self._end(one)
 
     def _give_up(self, thread: int) -> None:
@@ -192,7 +197,7 @@ class _Process:
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=env
         )
-        self.ready, self.until = False, math.inf
+        self.ready, self.until = False, time.monotonic() + STARTING
         self.question: Question | None = None
 
     @property

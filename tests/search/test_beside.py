@@ -25,6 +25,7 @@ from search.cover.plan import Plan
 from search.cover.theirs import LARGEST
 from search.how import How
 from search.measure import replays
+from search.tuner.efforts import module_effort
 from search.tuner.memory import open_memory
 from search.tuner.tuning import Tuning
 
@@ -199,6 +200,24 @@ def test_what_is_begun_has_a_program_of_its_own(
     assert one is not other
     assert first is not second
     assert not {*map(id, one.nodes)} & {*map(id, other.nodes)}
+
+
+@pytest.mark.parametrize("effort", ["sure", "quick"])
+def test_nothing_is_begun_while_something_is_measured_or_the_compiler_waits(
+    timed: Callable[[float, float], list[str]], monkeypatch: pytest.MonkeyPatch, effort: str
+) -> None:
+    from torch._guards import CompileContext
+    from torch._guards import compile_context
+
+    timed(3.0, 4.0)
+    known, spec = fuser.from_torch(Gated().eval(), (torch.randn(8, 16),)), load_device("h200")
+    monkeypatch.setattr(choose, "ENOUGH", 1)
+    monkeypatch.setattr(choose, "_rival", lambda *_: None)
+    how = How(tuning=Tuning(module_effort(effort)[0]))
+    found = choose._begun(known, spec, "cpu", how)
+    assert (found is not None) is (effort == "sure")
+    with compile_context(CompileContext(None)):
+        assert choose._begun(known, spec, "cpu", how) is None
 
 
 def test_what_was_begun_is_given_up_where_no_plan_is_made(

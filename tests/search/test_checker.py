@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +74,23 @@ def test_no_answer_in_time_ends_the_process() -> None:
     assert not checkers._there
     with pytest.raises(CheckerEnded, match="KeyError"):
         checkers.ask("{}", 60.0)
+    checkers.close()
+
+
+def test_one_that_cannot_start_is_tried_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    checkers = Checkers(2)
+    monkeypatch.setattr("fuser.lower.checker.sys.executable", "/bin/false")
+    several = [checkers.put(_line(seed=i), 60.0) for i in range(3)]
+    for question in several:
+        with pytest.raises(CheckerEnded, match="no output"):
+            checkers.answer(question)
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\nexec sleep 60\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr("fuser.lower.checker.sys.executable", str(silent))
+    monkeypatch.setattr("fuser.lower.checker.STARTING", 0.1)
+    with pytest.raises(CheckerEnded, match="no answer"):
+        checkers.ask(_line(), 60.0)
     checkers.close()
 
 
