@@ -97,7 +97,8 @@ def _as_compiled() -> None:
     """Whole numbers that overflow wrap around, as on a GPU; asking each sum and product whether it does is half of the time."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
-    builder.options = replace(builder.options, sanitize_overflow=False)
+    if hasattr(builder.options, "sanitize_overflow"):
+        builder.options = replace(builder.options, sanitize_overflow=False)
 
 
 @functools.cache
