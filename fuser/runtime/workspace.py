@@ -19,6 +19,7 @@ from typing import Any
 from fuser.ir.program import Tensor
 from fuser.runtime.streams import Access
 from fuser.runtime.streams import Streams
+from fuser.solver import solve
 
 WORKSPACE_ALIGNMENT = 256
 """Bytes; what the CUDA allocator gives."""
@@ -167,7 +168,7 @@ def _solved(
         above = problem.add_variable(f"above_{i}_{j}", cat="Binary")
         problem += place[j] + sizes[j] <= place[i] + most * (1 - above), f"over_{i}_{j}"
         problem += place[i] + sizes[i] <= place[j] + most * above, f"under_{i}_{j}"
-    problem.solve(pulp.HiGHS(msg=False, threads=1, timeLimit=SECONDS))
+    solve(problem, timeLimit=SECONDS)
     if problem.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         return list(known), bound
     # what lies below which is what the solver has decided; the places themselves are those of whole numbers

@@ -17,6 +17,7 @@ from typing import Any
 
 from fuser.errors import NoValidKernelError
 from fuser.ir.program import TensorProgram
+from fuser.solver import solve
 from search.cover.parts import Part
 from search.cover.parts import Stored
 from search.cover.parts import stored_name
@@ -177,7 +178,7 @@ def _solve(asked: _Asked, limit: float) -> tuple[list[int], float]:
     problem, until = asked.problem, time.perf_counter() + limit
     for whole in (False, True):
         left = max(0.0, until - time.perf_counter())
-        problem.solve(pulp.HiGHS(mip=whole, msg=False, gapRel=GAP, timeLimit=left, threads=1))
+        solve(problem, mip=whole, gapRel=GAP, timeLimit=left)
         if problem.status == pulp.LpStatusInfeasible:
             raise NoValidKernelError(f"these cannot hold together: {'; '.join(_conflict(asked))}", "leave one of them out")
         # of a relaxation whose time was up, values are those of some step
@@ -199,7 +200,7 @@ def _conflict(asked: _Asked) -> list[str]:
         some = pulp.LpProblem("some", pulp.LpMinimize)
         for name in names:
             some += asked.problem.get_constraint_by_name(name)
-        some.solve(pulp.HiGHS(msg=False, threads=1))
+        solve(some)
         return some.status != pulp.LpStatusInfeasible
 
     kept = list(asked.says)

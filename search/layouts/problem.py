@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from fuser.errors import OutOfResourcesError
+from fuser.solver import solve as solve_program
 
 MEANING = {
     "tensor": "tensor cores",
@@ -224,7 +225,7 @@ def _solved(p: Problem) -> list[int] | None:
     asked += longest + p.seen * pulp.lpSum(v for several in shares.values() for v in several)
     for used, most in _capacities(p, x):
         asked += pulp.lpSum(used) <= most
-    asked.solve(pulp.HiGHS(msg=False, threads=1, gapRel=1e-9))
+    solve_program(asked, gapRel=1e-9)
     if asked.sol_status != pulp.LpSolutionOptimal:
         return None
     return [max(range(len(row)), key=lambda j: row[j].value() or 0.0) for row in x]
