@@ -122,6 +122,7 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
 def _begun(known: Imported, spec: Device, device: str | None, how: How) -> Ahead[CompiledProgram] | None:
     """All of it by torch's compiler, begun while other processes price and compile what is chosen; None where there are few
     cores, where something is measured meanwhile, where that compiler waits for this thread, or where all is likely too large."""
+    import torch
     from torch._guards import CompileContext
 
     large = sum(not moves_only(n) for n in known.program.nodes) > LARGEST
@@ -129,7 +130,14 @@ def _begun(known: Imported, spec: Device, device: str | None, how: How) -> Ahead
         return None
     # the rest of this module sends its own to other processes, while what objects remember of themselves must not grow
     program, target = pickle.loads(pickle.dumps((known.program, spec)))
-    return Ahead(partial(_rival, replace(known, program=program), target, device, how, nan))
+    gpu = torch.device(device or "cpu")
+    number = gpu.index if gpu.index is not None or gpu.type == "cpu" else torch.cuda.current_device()
+
+    def all_of_it() -> CompiledProgram:
+        with nullcontext() if number is None else torch.cuda.device(number):  # each thread has a current one
+            return _rival(replace(known, program=program), target, device, how, nan)
+
+    return Ahead(all_of_it)
 
 
 def _faster(

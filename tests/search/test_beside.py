@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -218,6 +219,25 @@ def test_nothing_is_begun_while_something_is_measured_or_the_compiler_waits(
     assert (found is not None) is (effort == "sure")
     with compile_context(CompileContext(None)):
         assert choose._begun(known, spec, "cpu", how) is None
+
+
+def test_what_is_begun_is_on_the_current_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread begins with the first one."""
+    seen: list[Any] = []
+
+    def device(number: int) -> Any:
+        seen.append((number, threading.current_thread() is threading.main_thread()))
+        return nullcontext()
+
+    known, spec = fuser.from_torch(Gated().eval(), (torch.randn(8, 16),)), load_device("h200")
+    monkeypatch.setattr(choose, "ENOUGH", 1)
+    monkeypatch.setattr(choose, "_rival", lambda *_: 7)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    for name in ("cuda", "cuda:1", "cpu"):
+        begun: Any = choose._begun(known, spec, name, How())
+        assert begun.result() == 7
+    assert seen == [(3, False), (1, False)]
 
 
 def test_what_was_begun_is_given_up_where_no_plan_is_made(
