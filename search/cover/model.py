@@ -320,7 +320,10 @@ def _and_alike(chosen: Cover, before: Offers, offers: Offers, done: Mapping[str,
     probably spill too, and each would be chosen next. Where there are other processes, at once."""
     if pricing.executor is None:
         return offers
-    worse = {_products(p): offers.tuned[p].winner.seconds for p in chosen.parts if offers.tuned[p] is not before.tuned[p]}
+    worse: dict[tuple[Any, ...], float] = {}
+    for part in chosen.parts:
+        if (mine := _products(part)) and offers.tuned[part] is not before.tuned[part]:
+            worse[mine] = max(worse.get(mine, 0.0), offers.tuned[part].winner.seconds)
     left: dict[str, Tuned] = {}
     for part, tuned in sorted(offers.tuned.items(), key=lambda x: x[1].winner.seconds):
         alike = tuned.winner.seconds < worse.get(_products(part), 0.0) and tuned.winner.measured is None

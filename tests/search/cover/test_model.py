@@ -338,3 +338,8 @@ def test_parts_of_the_same_products_are_compiled_with_one_that_takes_longer(monk
         times = 10 if p in kin else 1
         assert tuned.winner.seconds == pytest.approx(times * dearer.tuned[p].winner.seconds)
     assert chosen._and_alike(cover, offers, dearer, made, replace(pricing, executor=None)) is dearer
+    plain = next(p for p in offers.tuned if not chosen._products(p))
+    other = replace(offers, tuned={**offers.tuned, plain: replace(offers.tuned[plain])})
+    asked.clear()
+    assert chosen._and_alike(replace(cover, parts=(plain,)), offers, other, {}, pricing) is other
+    assert not asked, "what multiplies nothing is like nothing"
