@@ -18,9 +18,10 @@ def solve(problem: Any, **options: Any) -> None:
 def _without_a_banner() -> None:
     """HiGHS says its name as soon as it is asked for anything: from highspy 1.14 on that is while PuLP makes one, before it can
     ask for silence."""
-    import highspy
+    from pulp.apis import highs_api
 
-    enable = getattr(highspy.Highs, "enableCallbacks", None)
+    solver: Any = getattr(getattr(highs_api, "highspy", None), "Highs", None)
+    enable = getattr(solver, "enableCallbacks", None)
     if enable is None:
         return
 
@@ -31,4 +32,4 @@ def _without_a_banner() -> None:
         self.setOptionValue("output_flag", True)
         return found
 
-    highspy.Highs.enableCallbacks = silently
+    solver.enableCallbacks = silently

@@ -70,7 +70,8 @@ def test_the_checker_says_so_too(table: pytest.MonkeyPatch, capsys: pytest.Captu
         into.close()
         table.setattr(sys, "stdin", out)
         check.main()
-    said = json.loads(capsys.readouterr().out)
+    ready, said = map(json.loads, capsys.readouterr().out.splitlines())
+    assert ready == {"ready": True}
     assert "'bend' was added" in said["refused"][0]
 
 
